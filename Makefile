@@ -1,0 +1,31 @@
+# Each target makes .venv and installs by itself on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check format clean
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/byov demo
+
+test: .venv/.installed
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: .venv/.installed
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
