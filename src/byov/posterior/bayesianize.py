@@ -1,0 +1,99 @@
+"""bayesianize: from any network to the same network with q(θ) over its parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byov.posterior.factor import Factor
+from byov.posterior.layout import Layout
+from byov.posterior.module import BayesianModule
+from byov.posterior.prior import Normal, Prior
+from byov.posterior.select import Rules, select
+
+
+def bayesianize(net: nn.Module, rules: Rules, *, prior: Prior | None = None, shared_draw: bool = False) -> BayesianModule:
+    """Give `net` a posterior over the parameters that `rules` cover; its weights become the means.
+
+    Args:
+        net: any module. It is copied, and left as it is.
+        rules: a family, for every trainable parameter; or a mapping from rules to families, tried in order, where a
+            rule is a glob on the parameter's name, a module class, or a predicate (name, module, parameter) -> bool.
+            What no rule matches stays a point.
+        prior: saved with the model, and what `model.kl()` measures against; N(0, 1) by default.
+        shared_draw: under several processes, draw the same noise on every rank instead of each its own.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = bayesianize(net, {"0.*": Gaussian(), output_layer: EMP(5)})
+        >>> model(torch.randn(2, 4)).shape  # train mode: one draw
+        torch.Size([2, 3])
+    """
+    if isinstance(net, BayesianModule):
+        raise ValueError("The network has a posterior already: give bayesianize all the rules at once.")
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"bayesianize takes a torch.nn.Module, not {type(net).__name__}.")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
+        raise ValueError("The network has lazy parameters without a shape: call it once before bayesianize.")
+    if prior is not None and not isinstance(prior, Prior):
+        raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
+    factors, removed = [], {}
+    for family, layout in select(net, rules):
+        initial = _flat(net, layout)
+        buffers = _owned_buffers(net, layout) if getattr(family, "owns_buffers", False) else {}
+        factors.append(Factor(family, layout, initial, _fresh(net, layout), buffers))
+        removed |= {id(net.get_parameter(slot.name)): None for slot in layout.slots}
+        removed |= {id(buffer): None for buffer in buffers.values()}
+    # Where a copied tensor would be, `deepcopy` finds None in its memo: the copy never holds what the factors hold.
+    husk = copy.deepcopy(net, memo=removed)
+    _free_recurrent(husk)
+    return BayesianModule(husk, factors, prior if prior is not None else Normal(), shared_draw, list(net.state_dict()))
+
+
+def _flat(net: nn.Module, layout: Layout) -> Tensor:
+    return layout.flatten({slot.name: net.get_parameter(slot.name).detach() for slot in layout.slots})
+
+
+def _fresh(net: nn.Module, layout: Layout) -> Callable[[], Tensor]:
+    """A function that initialises the network anew, as its modules do, and gives the covered weights."""
+
+    def fresh() -> Tensor:
+        again = copy.deepcopy(net)
+        for module in again.modules():
+            reset: Any = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+        return _flat(again, layout)
+
+    return fresh
+
+
+def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """The buffers that belong to an explicit ensemble's components.
+
+    Those of the modules whose parameters it covers; and where it covers the whole network, all of them.
+    """
+    covered = {id(net.get_parameter(slot.name)) for slot in layout.slots}
+    whole = all(id(p) in covered for p in net.parameters())
+    owned: dict[str, Tensor] = {}
+    for prefix, module in net.named_modules():
+        own = [p for p in module._parameters.values() if p is not None]
+        if whole or any(id(p) in covered for p in own):
+            owned |= {f"{prefix}.{k}" if prefix else k: b for k, b in module._buffers.items() if b is not None}
+    return owned
+
+
+def _free_recurrent(husk: nn.Module) -> None:
+    """nn.LSTM and its kin read their weights from a private list that only `__setattr__` refreshes.
+
+    A covered weight there becomes a plain attribute, so that handing it over goes through `__setattr__`.
+    """
+    for module in husk.modules():
+        if isinstance(module, nn.RNNBase):
+            for name in [n for n, p in module._parameters.items() if p is None]:
+                del module._parameters[name]
+                setattr(module, name, None)

@@ -1,0 +1,87 @@
+"""One factor of q(θ): a family, the parameters it covers, and the flat tensors it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.posterior.family import Family, Noise
+from byov.posterior.layout import Layout
+
+
+class Factor(nn.Module):
+    """Holds a family's roles as flat parameters, and for an explicit ensemble also K copies of the covered buffers."""
+
+    def __init__(
+        self,
+        family: Family,
+        layout: Layout,
+        initial: Tensor,
+        fresh: Callable[[], Tensor],
+        buffers: dict[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self.family, self.layout = family, layout
+        roles = family.roles(initial, fresh)
+        for role, value in roles.items():
+            self.register_parameter(role, nn.Parameter(value.detach().clone()))
+        self._roles = tuple(roles)
+        cells = family.cells(layout)
+        for name, cell in cells.items():
+            self.register_buffer(f"cell_{name}", cell.to(initial.device), persistent=False)
+        self._cells = tuple(cells)
+        # Buffers whose names hold dots cannot be registered; these keep the network's names with slashes.
+        self.buffer_names = tuple(buffers)
+        for name, value in buffers.items():
+            self.register_buffer(name.replace(".", "/"), torch.stack([value] * getattr(family, "k", 1)))
+
+    @property
+    def roles(self) -> dict[str, Tensor]:
+        return {role: getattr(self, role) for role in self._roles}
+
+    @property
+    def cells(self) -> dict[str, Tensor]:
+        return {name: getattr(self, f"cell_{name}") for name in self._cells}
+
+    def noise(self, generator: Generator | None) -> Noise:
+        return self.family.noise(self.roles, self.layout, generator)
+
+    def draw(self, noise: Noise) -> dict[str, Tensor]:
+        """One draw by name, tied weights under each of their names, an ensemble's buffers with it."""
+        named = self.layout.with_ties(self.layout.split(self.family.draw(self.roles, self.cells, noise)))
+        for name in self.buffer_names:
+            named[name] = self._stack(name).index_select(0, noise["z"]).squeeze(0)
+        return named
+
+    def at_mean(self) -> dict[str, Tensor]:
+        """The posterior mean by name, as `draw` gives a draw."""
+        named = self.layout.with_ties(self.layout.split(self.flat_mean()))
+        for name in self.buffer_names:
+            stack = self._stack(name)
+            weights = torch.tensor(self.family.mixing, device=stack.device)  # type: ignore[attr-defined]
+            average = torch.tensordot(weights, stack.to(weights.dtype), dims=1)
+            named[name] = average.to(stack.dtype) if stack.is_floating_point() else average.round().to(stack.dtype)
+        return named
+
+    @torch.no_grad()
+    def keep_buffers(self, noise: Noise, named: dict[str, Tensor]) -> None:
+        """Write back what a forward pass in train mode did to the buffers of the component it drew."""
+        for name in self.buffer_names:
+            self._stack(name).index_copy_(0, noise["z"], named[name].unsqueeze(0))
+
+    def flat_mean(self) -> Tensor:
+        return self.family.mean(self.roles, self.cells)
+
+    def flat_std(self) -> Tensor:
+        return self.family.std(self.roles, self.cells)
+
+    def kl(self, mean: Tensor | float, std: Tensor | float) -> Tensor:
+        return self.family.kl(self.roles, self.cells, mean, std)
+
+    def _stack(self, name: str) -> Tensor:
+        return self.get_buffer(name.replace(".", "/"))
+
+    def extra_repr(self) -> str:
+        return f"{self.family}, {len(self.layout.slots)} tensors, {self.layout.numel:,} weights"

@@ -1,0 +1,136 @@
+"""Where each parameter of the network lies in a factor's flat tensors, and how it is cut into layers and input units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LOOKUP = (nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter of the network.
+
+    `names` holds every name the network knows it by (tied weights have several); the first is the one people see.
+    `units` is the parameter's shape cut so that `mask`, broadcast over it, gives one number per *input unit*: the
+    granularity of dropout. A bias has no input unit, and `mask` is None.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    layer: str
+    units: tuple[int, ...]
+    mask: tuple[int, ...] | None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @classmethod
+    def of(cls, names: Sequence[str], module: nn.Module, parameter: Tensor) -> Slot:
+        layer, _, leaf = names[0].rpartition(".")
+        shape = tuple(parameter.shape)
+        units, mask = _input_units(module, leaf, shape)
+        return cls(tuple(names), shape, layer, units, mask)
+
+
+def _input_units(module: nn.Module, leaf: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """How `shape` is cut into input units: the shape to view it in, and the shape of the mask over that view."""
+    if "bias" in leaf or not shape:
+        return shape, None
+    if len(shape) == 1:  # a scale, as in a norm layer: each channel is its own input
+        return shape, shape
+    if isinstance(module, (*_TRANSPOSED, *_LOOKUP)):  # (in, out, …): a row is an input
+        return shape, (shape[0], *(1 for _ in shape[1:]))
+    groups = module.groups if isinstance(module, _CONVOLUTION) else 1
+    if groups > 1:  # every group of outputs reads inputs of its own
+        units = (groups, shape[0] // groups, *shape[1:])
+        return units, (groups, 1, shape[1], *(1 for _ in shape[2:]))
+    return shape, (1, shape[1], *(1 for _ in shape[2:]))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters that one factor of q covers, in the order in which its flat tensors hold them."""
+
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [slot.numel for slot in self.slots]
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(self.sizes)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a flat tensor; leading dimensions (draws, components) are kept.
+
+        One `torch.split`, whose backward is one `cat`; slicing would give a full-size gradient per parameter.
+        """
+        lead = flat.shape[:-1]
+        parts = torch.split(flat, self.sizes, dim=-1)
+        return {slot.name: part.view(*lead, *slot.shape) for slot, part in zip(self.slots, parts, strict=True)}
+
+    def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The flat tensor whose named views are `values`; a value may be any shape that broadcasts to its parameter."""
+        return torch.cat([values[slot.name].expand(slot.shape).reshape(-1) for slot in self.slots])
+
+    def with_ties(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors under every name the network knows them by."""
+        return {alias: named[slot.name] for slot in self.slots for alias in slot.names}
+
+    @cached_property
+    def layers(self) -> int:
+        """How many layers (modules) the covered parameters belong to."""
+        return len({slot.layer for slot in self.slots})
+
+    @cached_property
+    def units(self) -> int:
+        """How many input units the covered parameters read."""
+        return sum(prod(slot.mask) for slot in self.slots if slot.mask is not None)
+
+    def layer_cells(self) -> Tensor:
+        """For each element the number of the layer it belongs to."""
+        number: dict[str, int] = {}
+        parts = [torch.full((s.numel,), number.setdefault(s.layer, len(number)), dtype=torch.int32) for s in self.slots]
+        return torch.cat(parts)
+
+    def unit_cells(self) -> Tensor:
+        """For each element the number of the input unit it reads; biases read none and get one past the last unit."""
+        parts, start = [], 0
+        for slot in self.slots:
+            if slot.mask is None:
+                parts.append(torch.full((slot.numel,), self.units, dtype=torch.int32))
+                continue
+            stop = start + prod(slot.mask)
+            parts.append(torch.arange(start, stop, dtype=torch.int32).view(slot.mask).expand(slot.units).reshape(-1))
+            start = stop
+        return torch.cat(parts)
+
+    def bias_cells(self) -> Tensor:
+        """True where an element belongs to a bias, which dropout and DropConnect never drop."""
+        return torch.cat([torch.full((slot.numel,), slot.mask is None) for slot in self.slots])
+
+
+def occurrences(net: nn.Module) -> Iterable[tuple[Tensor, list[tuple[str, nn.Module]]]]:
+    """Every parameter of the network once, with each (name, owning module) it occurs under."""
+    found: dict[int, tuple[Tensor, list[tuple[str, nn.Module]]]] = {}
+    for prefix, module in net.named_modules(remove_duplicate=False):
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                found.setdefault(id(parameter), (parameter, []))[1].append((name, module))
+    return found.values()

@@ -1,0 +1,204 @@
+"""BayesianModule: a network whose parameters are drawn from q(θ)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from byov.posterior.factor import Factor
+from byov.posterior.family import Noise
+from byov.posterior.layout import occurrences
+from byov.posterior.prior import Prior
+from byov.posterior.random import stream
+from byov.posterior.spec import Spec
+
+
+class BayesianModule(nn.Module):
+    """A network with q(θ) in place of some or all of its parameters; made by `bayesianize`.
+
+    In train mode each call uses one draw for the whole call; in eval mode the posterior mean. `net` is the network
+    itself, with nothing where covered parameters were: they are handed to it for the length of a call.
+    """
+
+    q: nn.ModuleList
+
+    def __init__(self, net: nn.Module, factors: list[Factor], prior: Prior, shared_draw: bool, keys: list[str]) -> None:
+        super().__init__()
+        self.net = net
+        self.q = nn.ModuleList(factors)
+        self.shared_draw = shared_draw
+        self._keys = tuple(keys)
+        self._held: list[Noise] | None = None
+        self._at_mean = False
+        # DDP hands rank 0's buffers to all ranks, so this is the same number everywhere, whatever each rank's seed was.
+        self.register_buffer("stream_seed", torch.tensor(torch.initial_seed() % (1 << 62)), persistent=False)
+        self._stream: int | None = None
+        self.calls = 0
+        prior.attach(self)
+        self.prior = prior
+
+    # What is random
+
+    def noise(self, generator: Generator | None = None) -> list[Noise]:
+        """What is random in one draw, by factor. `tensors(noise)` is the draw."""
+        generator = generator if generator is not None else self._rank_generator()
+        return [factor.noise(generator) for factor in self._factors()]
+
+    def _rank_generator(self) -> Generator | None:
+        """Under several processes: a generator of this rank's own, or (`shared_draw`) the same one on every rank.
+
+        Without it, ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
+        cannot hold a generator: there the global one is used, so seed each rank differently, or enter `draw()`.
+        """
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return None
+        if torch.compiler.is_compiling():
+            if self.shared_draw:
+                raise RuntimeError("A shared draw inside torch.compile needs `with model.draw():` around the call.")
+            return None
+        if self._stream is None:
+            seed = self.get_buffer("stream_seed")
+            self._stream = stream(int(seed.item()), 0 if self.shared_draw else 1 + dist.get_rank())
+        self.calls += 1
+        return Generator(self._device()).manual_seed(stream(self._stream, self.calls))
+
+    @contextmanager
+    def draw(self, generator: Generator | None = None, noise: list[Noise] | None = None) -> Iterator[BayesianModule]:
+        """Hold one draw over every call inside the block, in either mode.
+
+        It is the noise that is held: each call rebuilds the weights from it, so that several backward passes, and even
+        an optimizer's step, may happen inside one block.
+        """
+        before = self._held, self._at_mean
+        self._held, self._at_mean = (self.noise(generator) if noise is None else noise), False
+        try:
+            yield self
+        finally:
+            self._held, self._at_mean = before
+
+    @contextmanager
+    def at_mean(self) -> Iterator[BayesianModule]:
+        """Use the posterior mean inside the block, in either mode."""
+        before = self._held, self._at_mean
+        self._held, self._at_mean = None, True
+        try:
+            yield self
+        finally:
+            self._held, self._at_mean = before
+
+    # Calling the network
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        noise = self._held
+        if noise is None and self.training and not self._at_mean:
+            noise = self.noise()
+        tensors = self.tensors(noise)
+        out = functional_call(self.net, tensors, args, kwargs)
+        if self.training and noise is not None:
+            for factor, part in zip(self._factors(), noise, strict=True):
+                factor.keep_buffers(part, tensors)
+        return out
+
+    def tensors(self, noise: list[Noise] | None = None) -> dict[str, Tensor]:
+        """One draw, or without noise the mean, under every name the network knows its tensors by."""
+        named: dict[str, Tensor] = {}
+        for i, factor in enumerate(self._factors()):
+            named |= factor.at_mean() if noise is None else factor.draw(noise[i])
+        return named
+
+    # Asking q
+
+    def sample(self, n: int, generator: Generator | None = None) -> dict[str, Tensor]:
+        """n draws of the covered parameters, stacked, by the network's own names."""
+        if n < 1:
+            raise ValueError(f"sample needs at least one draw, not {n}.")
+        draws = [self.tensors(self.noise(generator)) for _ in range(n)]
+        return {name: torch.stack([draw[name] for draw in draws]) for name in self.covered()}
+
+    def mean(self) -> dict[str, Tensor]:
+        """E[θ] of the covered parameters, by the network's own names."""
+        return self._named("flat_mean")
+
+    def std(self) -> dict[str, Tensor]:
+        """The standard deviation of each covered weight."""
+        return self._named("flat_std")
+
+    def snr(self) -> dict[str, Tensor]:
+        """|μ|/σ of each covered weight; infinite where σ is 0 and μ is not, 0 where both are."""
+        mean, std = self.mean(), self.std()
+        return {name: torch.where(mean[name] == 0, 0.0, mean[name].abs() / std[name]) for name in mean}
+
+    def kl(self, prior: Prior | None = None, points: bool = False) -> Tensor:
+        """KL(q ‖ prior) in nats, summed over the covered weights; the prior given to `bayesianize` by default.
+
+        For the mixtures it is equation (6) of the patching paper, whose constant is dropped. `points=True` adds that
+        equation's last two sums, the quadratic term of the parameters without a posterior.
+        """
+        prior = self.prior if prior is None else prior
+        if not isinstance(prior, Prior):
+            raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
+        total = torch.stack(
+            [factor.kl(*prior.moments(i, factor.layout)).float() for i, factor in enumerate(self._factors())]
+        ).sum()
+        if points:
+            for i, (_, point) in enumerate(self.points(), start=len(self.q)):
+                mean, std = prior.point_moments(i)
+                total = total + 0.5 * ((point.reshape(-1) - mean) / std).square().sum()
+        return total
+
+    def covered(self) -> list[str]:
+        """The names of the parameters that have a posterior."""
+        return [slot.name for factor in self._factors() for slot in factor.layout.slots]
+
+    def points(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that stay points, by name."""
+        return list(self.net.named_parameters())
+
+    def tied_points(self) -> list[tuple[list[str], Tensor]]:
+        """The parameters that stay points, each with every name it has."""
+        return [([name for name, _ in places], parameter) for parameter, places in occurrences(self.net)]
+
+    # Saving
+
+    def point_state_dict(self) -> dict[str, Tensor]:
+        """The network at the posterior mean, under the network's own keys: it loads into the plain network."""
+        state = {**self.net.state_dict(), **{k: v.detach().clone() for k, v in self.tensors().items()}}
+        return {key: state[key] for key in self._keys}
+
+    def spec(self) -> Spec:
+        """What a state must agree on to be loaded here: families, parameters and the kind of prior."""
+        return Spec.of(self)
+
+    def get_extra_state(self) -> Tensor:
+        return self.spec().encode()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to set: `_load_from_state_dict` has compared it already."""
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self.spec().check(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made inside a `draw()` block must not stay in it.
+        return {**self.__dict__, "_held": None, "_at_mean": False}
+
+    # Small things
+
+    def _factors(self) -> Iterator[Factor]:
+        return iter(self.q)  # type: ignore[arg-type]
+
+    def _named(self, what: str) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for factor in self._factors():
+            named |= factor.layout.split(getattr(factor, what)())
+        return named
+
+    def _device(self) -> torch.device:
+        return next(self.q[0].parameters()).device

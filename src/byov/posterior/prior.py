@@ -1,0 +1,140 @@
+"""What q is pulled towards: N(0, I), N(μ_T, I) and N(μ_T, Σ_T), section 3 of BYOV."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from byov.posterior.ema import EMA, keep_precision
+from byov.posterior.layout import Layout
+
+Moment = float | Tensor | Mapping[str, Tensor]
+
+
+class Prior(nn.Module):
+    """A Gaussian over the weights. A module, so that it is saved and moved with the model that it belongs to."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prior:
+        return super()._apply(lambda t: keep_precision(fn, t), recurse)
+
+    @abstractmethod
+    def moments(self, factor: int, layout: Layout) -> tuple[Tensor | float, Tensor | float]:
+        """Mean and standard deviation for the weights of one factor, as numbers or flat tensors (P,)."""
+
+    @abstractmethod
+    def point_moments(self, index: int) -> tuple[Tensor | float, Tensor | float]:
+        """The same for a parameter that stays a point; numbers, or flat."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Make what depends on the model that this prior is given to; the teacher priors make their EMA here."""
+
+
+class Normal(Prior):
+    """N(mean, std²), each a number, or tensors by parameter name (shapes broadcast to the parameter's)."""
+
+    def __init__(self, mean: Moment = 0.0, std: Moment = 1.0) -> None:
+        super().__init__()
+        self._by_name: dict[str, bool] = {}
+        self._keep("mean", mean)
+        self._keep("std", std)
+        for value in self._buffers.values():
+            if value is not None and not torch.isfinite(value).all():
+                raise ValueError("A normal prior needs finite moments.")
+        if any((value <= 0).any() for key, value in self.named_buffers() if key.split("/")[0] == "std"):
+            raise ValueError("A normal prior needs a standard deviation above 0.")
+
+    def _keep(self, role: str, value: Moment) -> None:
+        self._by_name[role] = isinstance(value, Mapping)
+        if isinstance(value, Mapping):
+            for name, tensor in value.items():
+                # A buffer's name must not hold dots.
+                self.register_buffer(f"{role}/{name.replace('.', '/')}", torch.as_tensor(tensor, dtype=torch.float32))
+        elif isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+            self.register_buffer(role, torch.as_tensor(value, dtype=torch.float32).reshape(()))
+        else:
+            raise ValueError(f"A prior's {role} is a number or a mapping from parameter names to tensors.")
+
+    def _moment(self, role: str, layout: Layout) -> Tensor:
+        if not self._by_name[role]:
+            return self.get_buffer(role)
+        values = {}
+        for slot in layout.slots:
+            value = self._buffers.get(f"{role}/{slot.name.replace('.', '/')}")
+            if value is None:
+                raise ValueError(f"The prior has no {role} for {slot.name}.")
+            try:
+                values[slot.name] = value.expand(slot.shape)
+            except RuntimeError:
+                shape = tuple(value.shape)
+                raise ValueError(
+                    f"The prior's {role} for {slot.name} has shape {shape}, the parameter {slot.shape}."
+                ) from None
+        return layout.flatten(values)
+
+    def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
+        return self._moment("mean", layout), self._moment("std", layout)
+
+    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
+        if any(self._by_name.values()):
+            raise ValueError("A prior given by parameter names covers no points.")
+        return self.get_buffer("mean"), self.get_buffer("std")
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{k}={v.item():g}" if v.numel() == 1 else k for k, v in self.named_buffers())
+
+
+class _Teacher(Prior):
+    """A prior whose mean is the teacher's, an EMA of the posterior mean that anyone can update."""
+
+    ema: EMA | None
+
+    def __init__(self, ema: EMA | None = None) -> None:
+        super().__init__()
+        if ema is not None and not isinstance(ema, EMA):
+            raise ValueError(f"A teacher prior is fed by a byov.EMA, not {type(ema).__name__}.")
+        self.ema = ema
+
+    def attach(self, model: nn.Module) -> None:
+        if self.ema is None:
+            self.ema = EMA(model)
+
+    def _fed(self) -> EMA:
+        if self.ema is None:
+            raise ValueError(f"{type(self).__name__} has no teacher yet: give it byov.EMA(model), or give it to bayesianize.")
+        return self.ema
+
+
+class TeacherMean(_Teacher):
+    """N(μ_T, std²): the teacher's weights are where the student is expected to be."""
+
+    def __init__(self, ema: EMA | None = None, std: float = 1.0) -> None:
+        super().__init__(ema)
+        if not std > 0:
+            raise ValueError(f"A teacher prior needs a standard deviation above 0, not {std}.")
+        self.register_buffer("std", torch.tensor(float(std)))
+
+    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._fed().mean(index), self.get_buffer("std")
+
+    def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
+        return self.point_moments(factor)
+
+
+class TeacherNormal(_Teacher):
+    """N(μ_T, Σ_T), Σ_T = EMA(μ²) − EMA(μ)²: also how much the teacher has moved; `floor` is the least variance."""
+
+    def __init__(self, ema: EMA | None = None, floor: float = 1e-6) -> None:
+        super().__init__(ema)
+        if not floor > 0:
+            raise ValueError(f"A teacher prior needs a variance floor above 0, not {floor}.")
+        self.register_buffer("floor", torch.tensor(float(floor)))
+
+    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
+        ema = self._fed()
+        return ema.mean(index), ema.variance(index).clamp_min(self.get_buffer("floor")).sqrt()
+
+    def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
+        return self.point_moments(factor)
