@@ -1,0 +1,108 @@
+"""What each family costs in parameters, and how many networks it holds: Tables 1 and 3 of the patching paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from byov.posterior.family import Family
+from byov.posterior.gaussian import Gaussian
+from byov.posterior.layout import Layout, occurrences
+from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
+from byov.posterior.select import Rules, norm_layers, output_layer, select
+
+PLACES = ("all", "norm+output", "norm", "output")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family on one part of a network.
+
+    `base ** exponent` is the effective ensemble size, exactly: how many networks the family can draw. A Gaussian draws
+    from a continuum, and both are None.
+    """
+
+    family: str
+    on: str
+    parameters: int
+    overhead: float
+    base: int | None
+    exponent: int | None
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * self.overhead
+
+    @property
+    def ensemble_size(self) -> str:
+        """As a power, e.g. 5^21; ∞ for a continuum."""
+        if self.base is None or self.exponent is None:
+            return "∞"
+        return f"{self.base}^{self.exponent:,}" if self.exponent > 1 else str(self.base**self.exponent)
+
+
+def overhead(net: nn.Module, k: int = 5, on: str | None = None) -> list[Row]:
+    """The parameters of `net` under every family with K = `k`, the plain network first.
+
+    Nothing of K times the network's size is made: each family says what it would learn on the meta device. `net` may
+    live there itself.
+
+    Args:
+        net: any network; its tied parameters count once.
+        k: the components of EMP, ECMP and the explicit ensemble.
+        on: where every family goes: "all" trainable parameters, "norm+output", "norm" or "output" layers. By default
+            each is where the paper has it: EMP and ECMP on norm+output (and, in rows of their own, on the norms alone),
+            the others on all.
+    """
+    if on is not None and on not in PLACES:
+        raise ValueError(f"A posterior goes on {', '.join(PLACES[:-1])} or {PLACES[-1]}, not {on!r}.")
+    found = list(occurrences(net))
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p, _ in found):
+        raise ValueError("The network has lazy parameters without a shape: call it once before counting.")
+    families: list[Family] = [Gaussian(), Dropout(0.5), DropConnect(0.5), EMP(k), ECMP(k), Ensemble(k)]
+    total = sum(p.numel() for p, _ in found)
+    rows = [Row("deterministic", "–", total, 0.0, 1, 1)]
+    has_norms = any(norm_layers(name, module, p) for p, places in found for name, module in places)
+    for family in families:
+        patches = isinstance(family, EMP | ECMP)
+        places = [on] if on else ["norm+output", "norm"] if patches else ["all"]
+        rows += [_row(net, total, family, place) for place in places if on or place != "norm" or has_norms]
+    return rows
+
+
+def _row(net: nn.Module, total: int, family: Family, place: str) -> Row:
+    ((_, layout),) = select(net, _rules(net, family, place))
+    flat = torch.empty(layout.numel, device="meta")
+    learned = sum(role.numel() for role in family.roles(flat, lambda: flat).values())
+    parameters = total - layout.numel + learned
+    base, exponent = _choices(family, layout)
+    return Row(type(family).__name__, place, parameters, parameters / total - 1.0, base, exponent)
+
+
+def _rules(net: nn.Module, family: Family, place: str) -> Rules:
+    if place == "all":
+        return family
+    if place == "norm+output":  # one rule, so that a network without norms still has an output layer
+        last = output_layer.bind(net)
+        either: Callable[[str, nn.Module, Tensor], bool] = lambda n, m, p: norm_layers(n, m, p) or last(n, m, p)  # noqa: E731
+        return {either: family}
+    return {norm_layers if place == "norm" else output_layer: family}
+
+
+def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:
+    """How many values each assignment Z of equation (1) has, and how many assignments there are."""
+    match family:
+        case Ensemble():
+            return family.k, 1
+        case EMP():
+            return family.k, layout.layers
+        case ECMP():
+            return family.k, layout.numel
+        case Dropout():
+            return 2, layout.units
+        case DropConnect():
+            return 2, sum(slot.numel for slot in layout.slots if slot.mask is not None)
+    return None, None
