@@ -1,0 +1,51 @@
+"""The metrics as pure functions of tensors.
+
+`probs` is (N, C) on the simplex, usually the mean over draws of the posterior predictive, never the mean of per-draw
+metrics; `labels` is (N,) of an integer dtype. Everything is computed and returned in float64, on the device of its
+input. Bad input is refused with a `ValueError` that says what is wrong in one sentence.
+"""
+
+from byov.metrics.functional.brier import BrierParts, brier_decomposition, brier_score
+from byov.metrics.functional.calibration import (
+    ReliabilityBins,
+    adaptive_calibration_error,
+    calibration_error,
+    reliability_diagram,
+)
+from byov.metrics.functional.corruption import (
+    corruption_error,
+    mean_corruption_error,
+    relative_corruption_error,
+    relative_mean_corruption_error,
+)
+from byov.metrics.functional.ood import fpr95, fpr_at_tpr, ood_auroc
+from byov.metrics.functional.regression import log_predictive_density, rmse
+from byov.metrics.functional.scores import accuracy, nll
+from byov.metrics.functional.selective import RiskCoverageCurve, aurc, risk_coverage
+from byov.metrics.functional.uncertainty import entropy, mutual_information
+
+__all__ = [
+    "BrierParts",
+    "ReliabilityBins",
+    "RiskCoverageCurve",
+    "accuracy",
+    "adaptive_calibration_error",
+    "aurc",
+    "brier_decomposition",
+    "brier_score",
+    "calibration_error",
+    "corruption_error",
+    "entropy",
+    "fpr95",
+    "fpr_at_tpr",
+    "log_predictive_density",
+    "mean_corruption_error",
+    "mutual_information",
+    "nll",
+    "ood_auroc",
+    "relative_corruption_error",
+    "relative_mean_corruption_error",
+    "reliability_diagram",
+    "risk_coverage",
+    "rmse",
+]

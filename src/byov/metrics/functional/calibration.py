@@ -1,0 +1,169 @@
+"""Is a confidence of 0.8 right eight times out of ten? Calibration errors and the reliability diagram.
+
+All of them look at the top label: confidence is max_c p(c), and correct means that the label is that class. Samples
+are put in bins B_r, and each bin compares its mean confidence with its accuracy.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from byov.metrics.functional._checks import check_choice, check_classification, check_whole
+
+Norm = Literal["l1", "max"]
+
+
+class ReliabilityBins(NamedTuple):
+    """One row per bin: what a reliability diagram draws. Means of empty bins are NaN."""
+
+    edges: Tensor
+    """(B + 1,), from 0 to 1; bin r is (edges[r], edges[r + 1]]."""
+    count: Tensor  # type: ignore[assignment]  # shadows tuple.count, which a row of bins has no use for
+    """(B,), how many samples fell in the bin."""
+    confidence: Tensor
+    """(B,), their mean confidence."""
+    accuracy: Tensor
+    """(B,), the fraction of them that is correct."""
+
+
+def calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm = "l1", min_count: int = 0) -> Tensor:
+    """Expected (`norm="l1"`) or maximum (`norm="max"`) calibration error with equal-width bins.
+
+        ECE = Σ_r |B_r|/n · |accuracy(B_r) − confidence(B_r)|,    MCE = max_r |accuracy(B_r) − confidence(B_r)|
+
+    Bin r of B is ((r−1)/B, r/B], open on the left; a confidence of exactly 0 belongs to the first. Edges are rounded
+    to the dtype of `probs`, so that 0.3 lies on the edge 3/10 in every precision.
+
+    Bins with fewer than `min_count` samples are removed. The weights of the others stay |B_r|/n with n the number of
+    *all* samples, as the patching paper (D.2) writes them: they are not renormalised, and a removed bin counts as if it
+    were calibrated. Its protocol, 20 bins and those with at most 5 samples removed, is `bins=20, min_count=6`.
+
+    Args:
+        probs: (N, C), each row on the simplex.
+        labels: (N,), integers in 0..C−1.
+        bins: B, at least 1.
+        norm: `"l1"` or `"max"`.
+        min_count: the fewest samples a bin may have; if no bin has as many, that is an error and not a zero.
+
+    Returns:
+        A float64 scalar in 0..1.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
+        >>> labels = torch.tensor([0, 1, 1, 1])
+        >>> round(calibration_error(probs, labels, bins=2).item(), 6)  # |3/4 − 0.75|
+        0.0
+        >>> round(calibration_error(probs, labels, bins=10).item(), 6)  # (0.1 + 0.8 + 0.3 + 0.4) / 4
+        0.4
+        >>> round(calibration_error(probs, labels, bins=10, norm="max").item(), 6)
+        0.8
+    """
+    labels = check_classification(probs, labels)
+    check_bins(bins, norm, min_count)
+    confidence, correct = top_label(probs, labels)
+    return error_of_bins(bin_sums(confidence, correct, equal_width(confidence, bins), bins), norm, min_count)
+
+
+def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm = "l1") -> Tensor:
+    """Calibration error with equal-mass bins: each holds n/B samples, to within one, in order of confidence.
+
+    The last confidence of bin r is the ⌈rn/B⌉-th smallest of all. Equal confidences stay together in the lowest bin
+    that reaches them, so the result does not depend on the order of the samples; bins left empty are skipped.
+
+    Args:
+        probs: (N, C), each row on the simplex.
+        labels: (N,), integers in 0..C−1.
+        bins: B, at least 1.
+        norm: `"l1"` or `"max"`, as in `calibration_error`.
+
+    Returns:
+        A float64 scalar in 0..1.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
+        >>> labels = torch.tensor([0, 1, 1, 1])
+        >>> round(adaptive_calibration_error(probs, labels, bins=2).item(), 6)  # (|1 − 0.65| + |0.5 − 0.85|) / 2
+        0.35
+    """
+    labels = check_classification(probs, labels)
+    check_bins(bins, norm)
+    return adaptive_error(*top_label(probs, labels), bins, norm)
+
+
+def reliability_diagram(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityBins:
+    """Count, mean confidence and accuracy of each equal-width bin of `calibration_error`.
+
+    Args:
+        probs: (N, C), each row on the simplex.
+        labels: (N,), integers in 0..C−1.
+        bins: B, at least 1.
+
+    Returns:
+        `ReliabilityBins`, all in float64.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
+        >>> diagram = reliability_diagram(probs, torch.tensor([0, 1, 1]), bins=4)
+        >>> diagram.count.tolist(), diagram.accuracy.tolist()
+        ([0.0, 0.0, 2.0, 1.0], [nan, nan, 0.5, 1.0])
+    """
+    labels = check_classification(probs, labels)
+    check_bins(bins)
+    confidence, correct = top_label(probs, labels)
+    return diagram_of_bins(bin_sums(confidence, correct, equal_width(confidence, bins), bins))
+
+
+def top_label(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence in the most probable class, and whether the label is that class."""
+    confidence, predicted = probs.max(1)
+    return confidence, predicted == labels
+
+
+def equal_width(confidence: Tensor, bins: int) -> Tensor:
+    """Index 0..B−1 of the left-open bin of each confidence; rounding above one stays in the last."""
+    edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+    return torch.bucketize(confidence, edges.to(confidence.dtype))
+
+
+def bin_sums(confidence: Tensor, correct: Tensor, index: Tensor, bins: int) -> Tensor:
+    """The sufficient statistics (3, B): how many samples each bin has, their confidences and their hits, summed."""
+    confidence = confidence.double()
+    samples = torch.stack([torch.ones_like(confidence), confidence, correct.double()])
+    return samples.new_zeros(3, bins).index_add_(1, index, samples)
+
+
+def error_of_bins(sums: Tensor, norm: Norm, min_count: int = 0) -> Tensor:
+    """Calibration error from the sums of `bin_sums`."""
+    count, confidence, correct = sums
+    kept = count >= max(min_count, 1)
+    if not bool(kept.any()):
+        raise ValueError(f"no bin holds min_count={min_count} samples or more, so there is no calibration error.")
+    gap = (confidence - correct).abs()[kept]
+    return gap.sum() / count.sum() if norm == "l1" else (gap / count[kept]).max()
+
+
+def adaptive_error(confidence: Tensor, correct: Tensor, bins: int, norm: Norm) -> Tensor:
+    """`adaptive_calibration_error` of confidences and hits."""
+    ordered = confidence.sort().values
+    last = -(-torch.arange(1, bins, device=ordered.device) * len(ordered) // bins) - 1
+    index = torch.bucketize(confidence, ordered[last])
+    return error_of_bins(bin_sums(confidence, correct, index, bins), norm)
+
+
+def diagram_of_bins(sums: Tensor) -> ReliabilityBins:
+    """The reliability diagram of the sums of `bin_sums`."""
+    count, confidence, correct = sums
+    bins = len(count)
+    edges = torch.arange(bins + 1, dtype=sums.dtype, device=sums.device) / bins
+    return ReliabilityBins(edges, count, confidence / count, correct / count)
+
+
+def check_bins(bins: int, norm: str = "l1", min_count: int = 0) -> None:
+    """Refuse settings no calibration error can have."""
+    check_whole(bins, "bins")
+    check_choice(norm, "norm", ("l1", "max"))
+    check_whole(min_count, "min_count", least=0)

@@ -1,0 +1,139 @@
+"""One case per shell: how to build it, the arguments of each sample or group of samples, and its function."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from byov import metrics
+from byov.metrics import functional as F
+
+from .inputs import random_problem
+
+SAMPLES, CLASSES = 90, 4
+PROBS, LABELS = random_problem(0, SAMPLES, CLASSES, skew=0.5)
+ENTROPY = F.entropy(PROBS).mul(4).round()  # with ties
+OOD = LABELS == 0
+DRAWS = torch.randn(7, SAMPLES, 2, generator=torch.Generator().manual_seed(1))
+TARGET = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(2))
+BASELINE = {"fog": [0.5, 0.9], "snow": [0.4, 0.3]}
+KINDS = [None, ("fog", 1), ("fog", 2), ("snow", 1), ("snow", 2)]
+"""Sample i is clean or belongs to KINDS[i % 5]."""
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], Metric]
+    batch: Callable[[Tensor], Iterable[tuple[Any, ...]]]
+    """Sample indices to the arguments of one or more updates."""
+    expected: Callable[[], Any]
+
+
+def classified(index: Tensor) -> Iterable[tuple[Any, ...]]:
+    yield PROBS[index], LABELS[index]
+
+
+def scored(index: Tensor) -> Iterable[tuple[Any, ...]]:
+    yield PROBS[index], LABELS[index], ENTROPY[index]
+
+
+def corrupted(index: Tensor, clean: bool = True) -> Iterable[tuple[Any, ...]]:
+    for kind in KINDS if clean else KINDS[1:]:
+        mine = index[index % 5 == KINDS.index(kind)]
+        if len(mine):
+            yield PROBS[mine], LABELS[mine], *(kind or ())
+
+
+def corruption_errors() -> tuple[dict[str, list[float]], float]:
+    """The top-1 errors of each kind, and of the clean samples."""
+    error = [1 - F.accuracy(PROBS[k::5], LABELS[k::5]).item() for k in range(5)]
+    return {"fog": error[1:3], "snow": error[3:5]}, error[0]
+
+
+def relative(function: Callable[..., Any], denominator: str) -> Callable[[], Any]:
+    return lambda: function(*corruption_errors(), BASELINE, 0.2, denominator)
+
+
+CASES = {
+    "accuracy": Case(metrics.Accuracy, classified, lambda: F.accuracy(PROBS, LABELS)),
+    "top-3": Case(lambda: metrics.Accuracy(top_k=3), classified, lambda: F.accuracy(PROBS, LABELS, 3)),
+    "nll": Case(metrics.NLL, classified, lambda: F.nll(PROBS, LABELS)),
+    "log nll": Case(
+        lambda: metrics.NLL(log_input=True), lambda i: [(PROBS[i].log(), LABELS[i])], lambda: F.nll(PROBS, LABELS)
+    ),
+    "ece": Case(metrics.CalibrationError, classified, lambda: F.calibration_error(PROBS, LABELS)),
+    "mce": Case(
+        lambda: metrics.CalibrationError(20, "max", min_count=6),
+        classified,
+        lambda: F.calibration_error(PROBS, LABELS, 20, "max", 6),
+    ),
+    "adaptive": Case(
+        lambda: metrics.AdaptiveCalibrationError(7),
+        classified,
+        lambda: F.adaptive_calibration_error(PROBS, LABELS, 7),
+    ),
+    "diagram": Case(lambda: metrics.ReliabilityDiagram(8), classified, lambda: F.reliability_diagram(PROBS, LABELS, 8)),
+    "brier": Case(metrics.Brier, classified, lambda: F.brier_score(PROBS, LABELS)),
+    "parts": Case(
+        lambda: metrics.BrierDecomposition(CLASSES), classified, lambda: F.brier_decomposition(PROBS, LABELS)
+    ),
+    "risk": Case(metrics.RiskCoverage, scored, lambda: F.risk_coverage(PROBS, LABELS, ENTROPY)),
+    "aurc": Case(metrics.AURC, scored, lambda: F.aurc(PROBS, LABELS, ENTROPY)),
+    "aurc of confidence": Case(metrics.AURC, classified, lambda: F.aurc(PROBS, LABELS)),
+    "auroc": Case(metrics.OODAUROC, lambda i: [(ENTROPY[i], OOD[i])], lambda: F.ood_auroc(ENTROPY[~OOD], ENTROPY[OOD])),
+    "fpr95": Case(
+        metrics.FPR95,
+        lambda i: [(ENTROPY[j], bool(OOD[j])) for j in i.split(1)],
+        lambda: F.fpr95(ENTROPY[~OOD], ENTROPY[OOD]),
+    ),
+    "rmse": Case(metrics.RMSE, lambda i: [(DRAWS[0, i], TARGET[i])], lambda: F.rmse(DRAWS[0], TARGET)),
+    "density": Case(
+        lambda: metrics.LogPredictiveDensity(0.5),
+        lambda i: [(DRAWS[:, i], TARGET[i])],
+        lambda: F.log_predictive_density(DRAWS, TARGET, 0.5),
+    ),
+    "ce": Case(
+        lambda: metrics.CorruptionError(BASELINE),
+        lambda i: corrupted(i, clean=False),
+        lambda: F.corruption_error(corruption_errors()[0], BASELINE),
+    ),
+    "mce-c": Case(
+        lambda: metrics.MeanCorruptionError(BASELINE),
+        lambda i: corrupted(i, clean=False),
+        lambda: F.mean_corruption_error(corruption_errors()[0], BASELINE),
+    ),
+    "rce": Case(
+        lambda: metrics.RelativeCorruptionError(BASELINE, 0.2),
+        corrupted,
+        relative(F.relative_corruption_error, "baseline"),
+    ),
+    "rmce": Case(
+        lambda: metrics.RelativeMeanCorruptionError(BASELINE, 0.2, denominator="own"),
+        corrupted,
+        relative(F.relative_mean_corruption_error, "own"),
+    ),
+}
+
+
+def fed(case: Case, index: Tensor, metric: Metric | None = None) -> Metric:
+    """The case's metric after the samples `index`."""
+    metric = metric or case.build()
+    for arguments in case.batch(index):
+        metric.update(*arguments)
+    return metric
+
+
+def assert_equal(value: Any, expected: Any) -> None:
+    """Equal to rounding: the same type of container, the same dtype, 1e-12 apart."""
+    if isinstance(expected, dict):
+        assert value.keys() == expected.keys()
+        value, expected = tuple(value.values()), tuple(expected.values())
+    if isinstance(expected, tuple):
+        assert type(value) is type(expected)
+        for one, other in zip(value, expected, strict=True):
+            assert_equal(one, other)
+    else:
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12, equal_nan=True)

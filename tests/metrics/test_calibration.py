@@ -1,0 +1,134 @@
+"""Calibration errors against torchmetrics, brute force and a model that is calibrated by construction."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from byov.metrics.functional import adaptive_calibration_error, calibration_error, reliability_diagram
+
+from .inputs import problems, random_problem
+
+
+def by_hand(probs: Tensor, labels: Tensor, bins: int, norm: str, min_count: int) -> float | None:
+    """Sample by sample, with comparisons instead of bucketing."""
+    members: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for row, label in zip(probs.tolist(), labels.tolist(), strict=True):
+        confidence = max(row)
+        r = next((r for r in range(1, bins + 1) if confidence <= r / bins), bins)
+        members[r - 1].append((confidence, row.index(confidence) == label))
+    kept = [m for m in members if m and len(m) >= min_count]
+    gaps = [abs(sum(c for c, _ in m) - sum(hit for _, hit in m)) for m in kept]
+    if not kept:
+        return None
+    return sum(gaps) / len(labels) if norm == "l1" else max(g / len(m) for g, m in zip(gaps, kept, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["l1", "max"])
+@pytest.mark.parametrize("bins", [10, 15, 20])
+def test_matches_torchmetrics(norm: str, bins: int) -> None:
+    """It works in float32, hence 1e-6."""
+    probs, labels = random_problem(0, 2000, 4)
+    expected = multiclass_calibration_error(probs, labels, num_classes=4, n_bins=bins, norm=norm)
+    assert calibration_error(probs, labels, bins=bins, norm=norm).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+@given(problems(), st.integers(1, 20), st.sampled_from(["l1", "max"]), st.integers(0, 4))
+def test_matches_brute_force(problem: tuple[Tensor, Tensor], bins: int, norm: str, min_count: int) -> None:
+    probs, labels = problem
+    expected = by_hand(probs, labels, bins, norm, min_count)
+    if expected is None:
+        with pytest.raises(ValueError, match="no bin holds"):
+            calibration_error(probs, labels, bins, norm, min_count)
+    else:
+        assert calibration_error(probs, labels, bins, norm, min_count).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bins_are_open_on_the_left_in_every_precision(dtype: torch.dtype) -> None:
+    """0.6, 0.7, 0.8, 0.9 and 1 are edges of ten bins: each must close its own bin, whatever its rounding."""
+    top = torch.tensor([0.6, 0.7, 0.8, 0.9, 1.0], dtype=torch.float64)
+    probs = torch.stack([top, 1 - top], dim=1).to(dtype)
+    diagram = reliability_diagram(probs, torch.zeros(5, dtype=torch.int64), bins=10)
+    assert diagram.count.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_the_papers_protocol_removes_bins_with_at_most_five_samples() -> None:
+    """Six samples at 0.975 and five at 0.525: `min_count=6` leaves the first, weighted by n = 11."""
+    top = torch.tensor([0.975] * 6 + [0.525] * 5, dtype=torch.float64)
+    probs, labels = torch.stack([top, 1 - top], dim=1), torch.tensor([0] * 3 + [1] * 3 + [1] * 5)
+    gap = 0.975 - 0.5
+    assert calibration_error(probs, labels, 20, "l1", min_count=6).item() == pytest.approx(gap * 6 / 11, abs=1e-12)
+    assert calibration_error(probs, labels, 20, "max", min_count=6).item() == pytest.approx(gap, abs=1e-12)
+    assert calibration_error(probs, labels, 20, "max", min_count=5).item() == pytest.approx(0.525, abs=1e-12)
+    with pytest.raises(ValueError, match="no bin holds min_count=7"):
+        calibration_error(probs, labels, 20, "l1", min_count=7)
+
+
+@pytest.mark.parametrize("error", [calibration_error, adaptive_calibration_error])
+def test_a_calibrated_model_goes_to_zero_as_one_over_root_n(error) -> None:  # type: ignore[no-untyped-def]
+    """Labels drawn from the forecasts. A bin's gap has standard deviation √(p(1−p)/n_r) ≤ 1/(2√n_r), and by Cauchy–
+    Schwarz E[ECE] ≤ ½√(B/n): 0.0387, 0.0097 and 0.0024 here. The ECE concentrates within a standard deviation of
+    1/(2√n), so three of them on top leave a chance below one in a hundred, and the seed is fixed."""
+    for samples in (2_500, 40_000, 640_000):
+        generator = torch.Generator().manual_seed(samples)
+        probs = (2 * torch.randn(samples, 3, generator=generator)).softmax(1)
+        labels = probs.multinomial(1, generator=generator).squeeze(1)
+        assert 0 < error(probs, labels, bins=15).item() < 0.5 * math.sqrt(15 / samples) + 1.5 / math.sqrt(samples)
+
+
+def test_overconfidence_is_measured_at_its_size() -> None:
+    """Confidence 0.9 in every forecast, accuracy 0.6: the error is 0.3 within 4·√(0.24/n) = 0.0062."""
+    generator = torch.Generator().manual_seed(0)
+    samples = 100_000
+    labels = (torch.rand(samples, generator=generator) > 0.6).long()
+    probs = torch.tensor([[0.9, 0.1]]).expand(samples, 2)
+    for norm in ("l1", "max"):
+        assert calibration_error(probs, labels, norm=norm).item() == pytest.approx(0.3, abs=0.0062)
+        assert adaptive_calibration_error(probs, labels, norm=norm).item() == pytest.approx(0.3, abs=0.0062)
+
+
+@given(problems(ties=False), st.integers(1, 20), st.sampled_from(["l1", "max"]))
+def test_adaptive_bins_hold_equal_mass(problem: tuple[Tensor, Tensor], bins: int, norm: str) -> None:
+    """Without ties: cut the sorted samples at ⌈rn/B⌉ and compare."""
+    probs, labels = problem
+    if probs.shape[1] == 1:
+        return  # every confidence is one
+    confidence, predicted = probs.max(1)
+    order, n = confidence.argsort().tolist(), len(labels)
+    cuts = [-(-r * n // bins) for r in range(bins + 1)]
+    chunks = [order[a:b] for a, b in pairwise(cuts) if a < b]
+    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
+    hit = (predicted == labels).double()
+    gaps = [abs((confidence[c].sum() - hit[c].sum()).item()) for c in chunks]
+    expected = sum(gaps) / n if norm == "l1" else max(g / len(c) for g, c in zip(gaps, chunks, strict=True))
+    assert adaptive_calibration_error(probs, labels, bins, norm).item() == pytest.approx(expected, abs=1e-12)
+
+
+@given(problems(ties=True), st.integers(1, 20), st.randoms(use_true_random=False))
+def test_adaptive_bins_do_not_depend_on_the_order(problem: tuple[Tensor, Tensor], bins: int, random) -> None:  # type: ignore[no-untyped-def]
+    probs, labels = problem
+    order = list(range(len(labels)))
+    random.shuffle(order)
+    shuffled = adaptive_calibration_error(probs[order], labels[order], bins)
+    assert shuffled.item() == pytest.approx(adaptive_calibration_error(probs, labels, bins).item(), abs=1e-12)
+
+
+@given(problems(), st.integers(1, 20))
+def test_the_diagram_holds_the_calibration_error(problem: tuple[Tensor, Tensor], bins: int) -> None:
+    probs, labels = problem
+    edges, count, confidence, accuracy = reliability_diagram(probs, labels, bins)
+    assert edges.tolist() == [r / bins for r in range(bins + 1)]
+    assert count.sum() == len(labels)
+    assert torch.equal(confidence.isnan(), count == 0)
+    assert torch.equal(accuracy.isnan(), count == 0)
+    full = count > 0
+    assert (confidence[full] > edges[:-1][full]).all()
+    assert (confidence[full] <= edges[1:][full] + 1e-12).all()
+    ece = (count * (confidence - accuracy).abs())[full].sum() / len(labels)
+    assert ece.item() == pytest.approx(calibration_error(probs, labels, bins).item(), abs=1e-12)

@@ -1,0 +1,131 @@
+"""A shell over any split into batches, merged from any parts, gives the number of its function on the whole."""
+
+import ast
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics import Metric, MetricCollection
+
+from byov import metrics
+
+from .cases import CASES, LABELS, PROBS, SAMPLES, Case, assert_equal, fed
+
+everything = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def test_every_shell_has_a_case() -> None:
+    shells = {name for name in metrics.__all__ if name != "functional"}
+    assert shells == {type(case.build()).__name__ for case in CASES.values()}
+
+
+@everything
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), cuts=st.sets(st.integers(1, SAMPLES - 1), max_size=8))
+def test_any_split_gives_the_whole(case: Case, seed: int, cuts: set[int]) -> None:
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed))
+    metric = case.build()
+    for index in order.tensor_split(sorted(cuts)):
+        fed(case, index, metric)
+    assert_equal(metric.compute(), case.expected())
+
+
+@everything
+def test_merged_states_give_the_whole(case: Case) -> None:
+    merged, other = (fed(case, index) for index in torch.arange(SAMPLES).split([30, 60]))
+    merged.merge_state(other)
+    assert_equal(merged.compute(), case.expected())
+
+
+@everything
+def test_reset_pickle_and_an_empty_metric(case: Case) -> None:
+    metric = fed(case, torch.arange(SAMPLES))
+    assert_equal(pickle.loads(pickle.dumps(metric)).compute(), case.expected())
+    metric.reset()
+    with (
+        pytest.warns(UserWarning, match="before the ``update`` method"),
+        pytest.raises(ValueError, match="has seen no"),
+    ):
+        metric.compute()
+    assert_equal(fed(case, torch.arange(SAMPLES), metric).compute(), case.expected())
+
+
+@everything
+def test_float_and_half_leave_the_states_alone(case: Case) -> None:
+    metric = fed(case, torch.arange(SAMPLES), case.build().half().to("cpu"))
+    assert metric.dtype == torch.float64
+    assert_equal(metric.compute(), case.expected())
+
+
+@everything
+def test_a_refused_batch_changes_nothing(case: Case) -> None:
+    metric = fed(case, torch.arange(SAMPLES))
+    for arguments in list(case.batch(torch.arange(SAMPLES)))[:1]:
+        with pytest.raises(ValueError, match=r"must be finite|must not be NaN"):
+            metric.update(arguments[0] * float("nan"), *arguments[1:])
+    assert_equal(metric.compute(), case.expected())
+
+
+def test_forward_returns_the_batch_value_and_keeps_the_total() -> None:
+    metric = metrics.Brier()
+    batches = list(zip(PROBS.split(30), LABELS.split(30), strict=True))
+    for probs, labels in batches:
+        assert_equal(metric(probs, labels), metrics.functional.brier_score(probs, labels))
+    assert_equal(metric.compute(), metrics.functional.brier_score(PROBS, LABELS))
+
+
+def test_a_collection_does_not_confuse_equal_first_batches() -> None:
+    """On a perfect first batch both accuracies hold the same numbers, as do NLL and Brier; none may be shared."""
+    names = ["accuracy", "top-3", "nll", "brier", "ece", "mce", "parts"]
+    collection = MetricCollection({name: CASES[name].build() for name in names})
+    perfect, labels = torch.eye(4, dtype=torch.float64), torch.arange(4)
+    collection.update(perfect, labels)
+    collection.update(PROBS, LABELS)
+    for name, value in collection.compute().items():
+        alone = CASES[name].build()
+        alone.update(perfect, labels)
+        alone.update(PROBS, LABELS)
+        assert_equal(value, alone.compute())
+
+
+@pytest.mark.parametrize("name", ["accuracy", "parts", "ce", "diagram", "risk"])
+@pytest.mark.parametrize("own_axes", [True, False])
+def test_plot_returns_a_figure_with_the_numbers(name: str, own_axes: bool) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    metric: Metric = fed(CASES[name], torch.arange(SAMPLES))
+    given_axes = None if own_axes else plt.subplots()[1]
+    fig, ax = metric.plot(ax=given_axes)
+    assert isinstance(fig, plt.Figure)
+    assert given_axes is None or ax is given_axes
+    expected = CASES[name].expected()
+    if name == "risk":
+        assert ax.lines[0].get_ydata() == pytest.approx(expected.risk.numpy())
+    if name == "diagram":
+        heights = [bar.get_height() for bar in ax.containers[0]]
+        assert heights == pytest.approx(expected.accuracy[expected.count > 0].tolist())
+        tops = [bar.get_y() + bar.get_height() for bar in ax.containers[1]]
+        assert tops == pytest.approx(expected.confidence[expected.count > 0].tolist())
+    plt.close("all")
+
+
+def test_nothing_is_imported_but_torch_and_torchmetrics() -> None:
+    """The functions need torch alone, the shells torchmetrics too; matplotlib waits until something is plotted."""
+    home = Path(metrics.__file__).parent
+    for path in home.rglob("*.py"):
+        imports = {
+            node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        own = "byov.metrics.functional" if path.parent.name == "functional" else "byov.metrics"
+        foreign = {name for name in imports if name and not name.startswith(own)}
+        allowed = sys.stdlib_module_names | ({"torch"} if own.endswith("functional") else {"torch", "torchmetrics"})
+        assert {name.split(".")[0] for name in foreign} <= allowed, path
