@@ -1,0 +1,25 @@
+"""Data sets by name, batches that can be taken up again, tables for regression."""
+
+from byov.data.batches import Batch, Batches, epoch_order
+from byov.data.crop_flip import CropFlip
+from byov.data.datasets import ImageSet, holdout
+from byov.data.folder import FolderSet
+from byov.data.sources import cifar10h, data_root, load
+from byov.data.tables import Fold, Table, table, uci
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "CropFlip",
+    "Fold",
+    "FolderSet",
+    "ImageSet",
+    "Table",
+    "cifar10h",
+    "data_root",
+    "epoch_order",
+    "holdout",
+    "load",
+    "table",
+    "uci",
+]

@@ -11,7 +11,7 @@ from byov.data import transforms
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Per image a shift of up to `padding` pixels (zeros come in) and a flip of probability `flip`; then normalisation."""
+    """A shift of up to `padding` pixels (zeros come in) and a flip, drawn for each image; then normalisation."""
 
     padding: int = 4
     flip: float = 0.5

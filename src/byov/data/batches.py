@@ -1,0 +1,163 @@
+"""Batches in an order that can be taken up again to the bit.
+
+The order of epoch e is a pure function of (seed, e). Where a run stands is (epoch, position), two whole numbers: no
+random state is saved, and a loader's read-ahead does not matter.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from byov.data.datasets import ImageSet
+from byov.data.folder import FolderSet
+
+UNREADABLE = 0.01  # the share of images that may be broken before a run stops
+
+
+class Batch(NamedTuple):
+    """Some images of a set, with their labels (or None) and their places in the set."""
+
+    images: Tensor
+    labels: Tensor | None
+    indices: Tensor
+
+
+def epoch_order(
+    size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, shuffle: bool = True, even: bool = True
+) -> Tensor:
+    """The indices that one of `world` ranks sees in an epoch; a pure function of its arguments.
+
+    Rank r takes every world-th index of the common permutation. `even` leaves out the last size mod world, so that all
+    ranks have the same number; without it every index occurs exactly once over the ranks, as an evaluation needs.
+    """
+    if size < 1 or not 0 <= rank < world:
+        raise ValueError(f"An order needs size > 0 and 0 ≤ rank < world, not size {size}, rank {rank}, world {world}.")
+    if shuffle:
+        # numpy's seed sequence mixes (seed, epoch) well: torch's alone would make seed + 1 a shifted copy of epochs
+        word = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(int(word >> np.uint64(1))))
+    else:
+        order = torch.arange(size)
+    return order[: size // world * world if even else size][rank::world]
+
+
+class Batches:
+    """Iterating gives the rest of the current epoch, then stands at the start of the next one.
+
+    `state` is (epoch, position): set before a batch is handed out, so that a checkpoint written after the step on it
+    goes on with the next one. Sets in memory are indexed where they lie; folders are read by `workers` processes, and
+    an image that cannot be read is left out of its batch and noted in `unreadable`.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet | FolderSet,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        workers: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"A batch has at least one image, not {batch_size}.")
+        self.data, self.batch_size, self.drop_last = data, batch_size, drop_last
+        self.seed, self.shuffle, self.rank, self.world = seed, shuffle, rank, world
+        self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
+        self.device = torch.device(device) if device is not None else None
+        self.epoch, self.position = 0, 0
+        self.unreadable: set[int] = set()
+        if drop_last and len(self) == 0:
+            per_rank = len(data) // world
+            raise ValueError(f"{data.name} has {per_rank} images for each process, fewer than a batch of {batch_size}.")
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        images = len(self._order(0))
+        return images // self.batch_size if self.drop_last else -(-images // self.batch_size)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        return self.epoch, self.position
+
+    @state.setter
+    def state(self, state: tuple[int, int]) -> None:
+        epoch, position = state
+        if epoch < 0 or not 0 <= position <= len(self):
+            raise ValueError(f"({epoch}, {position}) is not a place in epochs of {len(self)} batches.")
+        self.epoch, self.position = epoch, position
+
+    def __iter__(self) -> Iterator[Batch]:
+        parts = list(self._order(self.epoch).split(self.batch_size))[: len(self)][self.position :]
+        for batch in self._stored(parts) if isinstance(self.data, ImageSet) else self._streamed(parts):
+            self.position += 1
+            if len(batch.indices):
+                yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def _order(self, epoch: int) -> Tensor:
+        even = self.drop_last
+        return epoch_order(len(self.data), self.seed, epoch, self.rank, self.world, self.shuffle, even)
+
+    def _stored(self, parts: list[Tensor]) -> Iterator[Batch]:
+        assert isinstance(self.data, ImageSet)
+        for part in parts:
+            indices = part.to(self.data.images.device)
+            labels = None if self.data.labels is None else self.data.labels[indices]
+            yield self._place(Batch(self.data.images[indices], labels, indices))
+
+    def _streamed(self, parts: list[Tensor]) -> Iterator[Batch]:
+        assert isinstance(self.data, FolderSet)
+        loader: DataLoader[tuple[Tensor, Tensor, list[int]]] = DataLoader(
+            _Numbered(self.data),  # type: ignore[arg-type]
+            batch_sampler=[part.tolist() for part in parts],
+            num_workers=self.workers if parts else 0,
+            collate_fn=_collate,
+            pin_memory=self.device is not None and self.device.type == "cuda",
+            generator=torch.Generator(),  # its own, so that the global random state is not touched
+        )
+        for images, indices, broken in loader:
+            self._count(broken)
+            labels = None if self.data.labels is None else self.data.labels[indices]
+            yield self._place(Batch(images, labels, indices))
+
+    def _place(self, batch: Batch) -> Batch:
+        if self.device is None:
+            return batch
+        moved = (None if part is None else part.to(self.device, non_blocking=True) for part in batch)
+        return Batch(*moved)  # type: ignore[arg-type]
+
+    def _count(self, broken: list[int]) -> None:
+        assert isinstance(self.data, FolderSet)
+        self.unreadable.update(broken)
+        if len(self.unreadable) > UNREADABLE * len(self.data):
+            some = ", ".join(self.data.paths[i] for i in sorted(self.unreadable)[:3])
+            count = f"{len(self.unreadable)} of {len(self.data)}"
+            raise ValueError(f"{count} images of {self.data.name} cannot be read (over 1 %), among them {some}.")
+
+
+class _Numbered:
+    """The set with each image's index beside it, for the collation to know which ones are missing."""
+
+    def __init__(self, data: FolderSet) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | None]:
+        return index, self.data[index]
+
+
+def _collate(items: list[tuple[int, Tensor | None]]) -> tuple[Tensor, Tensor, list[int]]:
+    found = [(index, image) for index, image in items if image is not None]
+    images = torch.stack([image for _, image in found]) if found else torch.empty(0, dtype=torch.uint8)
+    return images, torch.tensor([i for i, _ in found], dtype=torch.int64), [i for i, image in items if image is None]

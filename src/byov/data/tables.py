@@ -1,0 +1,193 @@
+"""Regression tables: the UCI benchmark with its standard splits, and tables of your own."""
+
+import csv
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byov.data.sources import data_root
+
+YEAR_TRAIN = 463_715  # the authors' split of YearPredictionMSD: the songs after these are by other artists
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """One split, standardised by its training part: z = (x − mean) / std, for features and targets alike.
+
+    Columns that are constant in the training part are divided by 1. `y_mean` and `y_std` undo it: an RMSE is in the
+    target's own unit after multiplying by `y_std`.
+    """
+
+    X_train: Tensor
+    y_train: Tensor
+    X_test: Tensor
+    y_test: Tensor
+    y_mean: Tensor
+    y_std: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Features X (N, D), target y (N,), further targets y_other (N, k) or None, and splits as (train, test) indices."""
+
+    name: str
+    X: Tensor
+    y: Tensor
+    splits: tuple[tuple[Tensor, Tensor], ...]
+    y_other: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.X.ndim != 2 or self.y.shape != self.X.shape[:1] or not len(self.X) or not self.X.shape[1]:
+            got = f"X {tuple(self.X.shape)} and y {tuple(self.y.shape)}"
+            raise ValueError(f"{self.name}: a table has X (N, D) and y (N,), not {got}.")
+        if self.y_other is not None and (self.y_other.ndim != 2 or len(self.y_other) != len(self.y)):
+            raise ValueError(f"{self.name}: y_other is (N, k), not {tuple(self.y_other.shape)}.")
+        columns = [self.X, self.y[:, None]] + ([] if self.y_other is None else [self.y_other])
+        bad = (~torch.cat(columns, 1).isfinite()).any(1).nonzero()[:, 0]
+        if len(bad):
+            raise ValueError(
+                f"{self.name}: {len(bad)} rows have a missing or infinite value, the first is {int(bad[0])}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    @cached_property
+    def digest(self) -> str:
+        """The first 12 hex digits of the SHA-256 of features and target."""
+        return hashlib.sha256(self.X.numpy().tobytes() + self.y.numpy().tobytes()).hexdigest()[:12]
+
+    def fold(
+        self, index: int = 0, targets: Literal["first", "all"] = "first", dtype: torch.dtype = torch.float32
+    ) -> Fold:
+        """Split `index`, standardised; y is (n, 1), or (n, 1 + k) with every target."""
+        if not 0 <= index < len(self.splits):
+            raise ValueError(f"{self.name} has the splits 0 to {len(self.splits) - 1}, not {index}.")
+        y = self.y[:, None]
+        if targets == "all" and self.y_other is not None:
+            y = torch.cat([y, self.y_other], 1)
+        train, test = self.splits[index]
+        x_mean, x_std = _moments(self.X[train])
+        y_mean, y_std = _moments(y[train])
+        X, y = (self.X - x_mean) / x_std, (y - y_mean) / y_std
+        parts = (X[train], y[train], X[test], y[test], y_mean, y_std)
+        return Fold(*(part.to(dtype) for part in parts))
+
+
+def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = columns.mean(0), columns.std(0, correction=0)
+    # rounding leaves a constant column a std of about 1e-16 of its size, not 0
+    constant = std <= 1e-12 * columns.abs().amax(0)
+    return mean, torch.where(constant, torch.ones_like(std), std)
+
+
+def random_splits(rows: int, count: int = 20, test: float = 0.1, seed: int = 0) -> tuple[tuple[Tensor, Tensor], ...]:
+    """`count` random 90:10 splits, each a pure function of (rows, seed, its number)."""
+    if rows < 2 or count < 1 or not 0.0 < test < 1.0:
+        raise ValueError(f"Splits need two rows, one split and a fraction, not {rows}, {count} and {test}.")
+    held = min(rows - 1, max(1, round(test * rows)))
+    orders = [np.random.default_rng((seed, index)).permutation(rows) for index in range(count)]
+    return tuple((torch.from_numpy(order[held:]), torch.from_numpy(order[:held])) for order in orders)
+
+
+def uci(name: str, root: str | Path | None = None) -> Table:
+    """A set of the regression benchmark from ROOT/uci/NAME.npz, with its standard splits (20; Protein 5, Year 1).
+
+    Year is also read from the original YearPredictionMSD.txt.
+    """
+    place = data_root(root) / "uci"
+    path, text = place / f"{name.replace('-', '_')}.npz", place / "YearPredictionMSD.txt"
+    if path.is_file():
+        return _npz(path, name)
+    if name == "year" and text.is_file():
+        rows = torch.from_numpy(np.loadtxt(text, delimiter=",", dtype=np.float64))
+        order = torch.arange(len(rows))
+        return Table(name, rows[:, 1:], rows[:, 0], ((order[:YEAR_TRAIN], order[YEAR_TRAIN:]),))
+    here = ", ".join(sorted(file.stem for file in place.glob("*.npz"))) or "nothing"
+    raise ValueError(f"{path} is missing; {place} has {here}. Set BYOV_DATA or root to the folder above uci/.")
+
+
+def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int = 0) -> Table:
+    """A table of your own: an .npz with X and y, or a .csv with `target` naming (or counting to) the target's column.
+
+    A .csv may start with a line of column names. Without split_train and split_test in the file, `splits` random 90:10
+    splits are made.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file.")
+    if path.suffix == ".npz":
+        return _npz(path, path.stem, splits, seed)
+    if path.suffix != ".csv":
+        raise ValueError(f"A table is a .csv or an .npz file, not {path.name}.")
+    header, rows = _csv(path)
+    if isinstance(target, str) and target not in header:
+        raise ValueError(f"{path} has no column {target!r}; it has {', '.join(header)}.")
+    column = header.index(target) if isinstance(target, str) else target
+    if not -len(header) <= column < len(header) or len(header) < 2:
+        raise ValueError(f"{path} has {len(header)} columns, so none can be the target at {column}.")
+    column %= len(header)
+    X = np.delete(rows, column, axis=1)
+    made = random_splits(len(rows), splits, seed=seed)
+    return Table(path.stem, torch.from_numpy(X), torch.from_numpy(rows[:, column].copy()), made)
+
+
+def _csv(path: Path) -> tuple[list[str], np.ndarray]:
+    with path.open(newline="") as file:
+        lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
+    if not lines:
+        raise ValueError(f"{path} is empty.")
+    header = [cell.strip() for cell in lines[0][1]]
+    if any(_number(cell) is None for cell in header):
+        lines = lines[1:]
+    else:
+        header = [str(column) for column in range(len(header))]
+    rows = []
+    for number, line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"{path}, line {number}: {len(line)} cells where {len(header)} were expected.")
+        values = [_number(cell) for cell in line]
+        if None in values:
+            column = values.index(None)
+            raise ValueError(f"{path}, line {number}: {line[column]!r} in column {header[column]!r} is not a number.")
+        rows.append(values)
+    if not rows:
+        raise ValueError(f"{path} has column names but no rows.")
+    return header, np.array(rows, dtype=np.float64)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _npz(path: Path, name: str, splits: int = 20, seed: int = 0) -> Table:
+    try:
+        file = np.load(path, allow_pickle=False)
+        arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a readable .npz file of plain arrays.") from error
+    if not {"X", "y"} <= set(arrays):
+        raise ValueError(f"{path} has no arrays X and y; it has {', '.join(sorted(arrays))}.")
+    for key in ("X", "y", "y_other"):
+        if key in arrays and arrays[key].dtype.kind not in "fiub":
+            raise ValueError(f"{path}: {key} is to hold numbers, not {arrays[key].dtype}.")
+    X, y = (torch.from_numpy(arrays[key].astype(np.float64)) for key in ("X", "y"))
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    other = torch.from_numpy(arrays["y_other"].astype(np.float64)) if "y_other" in arrays else None
+    if "split_train" in arrays and "split_test" in arrays:
+        pairs = zip(arrays["split_train"].astype(np.int64), arrays["split_test"].astype(np.int64), strict=True)
+        made = tuple((torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs)
+    else:
+        made = random_splits(len(X), splits, seed=seed)
+    return Table(name, X, y, made, other)
