@@ -6,11 +6,11 @@ from torch import nn
 def regression_mlp(
     features: int, hidden: int = 50, targets: int = 1, norm: bool = True, gamma: float = 0.2, dropout: float = 0.0
 ) -> nn.Sequential:
-    """The network of Appendix D.7: one hidden ReLU layer, "BN/dropout layers … after the input and after the hidden layer".
+    """The network of Appendix D.7: one hidden ReLU layer, "BN/dropout layers … after the input and the hidden layer".
 
     x → BN → (dropout) → Linear → ReLU → BN → (dropout) → Linear, with BN's γ initialised at `gamma` (0.2 in the paper).
     The paper does not say on which side of the ReLU the second BN sits; it names BN and dropout in one breath, and
-    dropout goes after the activation. `norm=False` is the explicit ensemble's network, `hidden=100` Year's and Protein's.
+    dropout goes after the activation. `norm=False` is the explicit ensemble's network; Year and Protein have 100 units.
     """
     if min(features, hidden, targets) < 1:
         raise ValueError(f"features, hidden and targets are at least 1, not {features}, {hidden} and {targets}.")

@@ -111,7 +111,7 @@ def _torchvision(name: str, classes: int, channels: int, image_size: int | None,
 def _last_linear(net: nn.Module, name: str) -> str:
     linear = [key for key, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(f"{name!r} does not end in a linear layer, so its features have no plain width.")
+        raise ValueError(f"{name!r} does not end in a linear layer, so it cannot be given other classes.")
     return linear[-1]
 
 

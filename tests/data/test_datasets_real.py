@@ -1,0 +1,92 @@
+"""The real data sets, in the folder that BYOV_DATA names or in ../shared/data beside the repository; skipped without."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from byov.data import ImageSet, cifar10h, load, uci
+
+BESIDE = Path(__file__).parents[3] / "shared" / "data"
+ROOT = Path(os.environ.get("BYOV_DATA") or BESIDE)
+pytestmark = pytest.mark.data
+
+
+def need(name: str) -> Path:
+    if not (ROOT / name).is_file():
+        pytest.skip(f"{name} is not in {ROOT}; set BYOV_DATA to a folder that has it")
+    return ROOT
+
+
+def image_set(name: str, split: str) -> ImageSet:
+    data = load(name, split, need(f"{name.replace('-', '_')}.npz"))
+    assert isinstance(data, ImageSet)
+    return data
+
+
+def test_cifar100() -> None:
+    """The test set's published size, its balance, and the mean and std that everybody normalises with."""
+    data = image_set("cifar100", "test")
+    assert data.images.shape == (10_000, 3, 32, 32)
+    assert len(data.class_names) == 100
+    assert data.labels is not None
+    assert data.labels.bincount().unique().tolist() == [100]
+    assert data.mean == pytest.approx((0.5088, 0.4874, 0.4419), abs=2e-4)
+    assert data.std == pytest.approx((0.2683, 0.2574, 0.2771), abs=2e-4)
+
+
+def test_cifar10() -> None:
+    data = image_set("cifar10", "test")
+    assert data.images.shape == (10_000, 3, 32, 32)
+    assert data.class_names[3] == "cat"
+    assert data.labels is not None
+    assert data.labels.bincount().unique().tolist() == [1000]
+    votes = cifar10h(need("cifar10h.npz"))
+    assert (votes.argmax(1) == data.labels).double().mean() == pytest.approx(0.992, abs=1e-3)
+
+
+def test_cifar10h() -> None:
+    votes = cifar10h(need("cifar10h.npz"))
+    assert votes.shape == (10_000, 10)
+    assert 45 < votes.sum(1).double().mean() < 55
+
+
+def test_svhn_and_tiny_imagenet() -> None:
+    svhn = image_set("svhn_test5k", "test")
+    assert svhn.images.shape == (5000, 3, 32, 32)
+    assert svhn.labels is not None
+    assert svhn.labels.max() == 9
+    tiny = image_set("tinyimagenet10", "test")
+    assert tiny.images.shape == (500, 3, 64, 64)
+    assert tiny.labels is not None
+    assert tiny.labels.bincount().tolist() == [50] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "features", "targets", "splits"),
+    [
+        ("boston", 506, 13, 1, 20),
+        ("concrete", 1030, 8, 1, 20),
+        ("energy", 768, 8, 2, 20),
+        ("kin8nm", 8192, 8, 1, 20),
+        ("naval", 11_934, 16, 2, 20),
+        ("power", 9568, 4, 1, 20),
+        ("protein", 45_730, 9, 1, 5),
+        ("wine_red", 1599, 11, 1, 20),
+        ("yacht", 308, 6, 1, 20),
+    ],
+)
+def test_uci_is_table_12s(name: str, rows: int, features: int, targets: int, splits: int) -> None:
+    data = uci(name, need(f"uci/{name}.npz"))
+    assert data.X.shape == (rows, features)
+    assert len(data.splits) == splits
+    fold = data.fold(splits - 1, "all")
+    assert fold.y_train.shape[1] == targets
+    train, test = data.splits[-1]
+    assert sorted(torch.cat([train, test]).tolist()) == list(range(rows))
+    scale = fold.X_train.double().std(0, correction=0)
+    varies = data.X[train].amax(0) > data.X[train].amin(0)
+    assert (scale[varies] - 1).abs().max() < 1e-3
+    assert fold.X_test.isfinite().all()
+    assert (~varies).sum() == (2 if name == "naval" else 0)

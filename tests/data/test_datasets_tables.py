@@ -1,0 +1,137 @@
+"""Regression tables: standardising, splits, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from byov.data import Table, table, uci
+from byov.data.tables import random_splits
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def numbers(rows: int = 30) -> Table:
+    g = torch.Generator().manual_seed(0)
+    X = 5 + 3 * torch.randn(rows, 4, generator=g, dtype=torch.float64)
+    X[:, 2] = 0.7  # constant: its computed std is rounding, not zero
+    y = 100 * torch.randn(rows, generator=g, dtype=torch.float64)
+    return Table("numbers", X, y, random_splits(rows, 3), y_other=y[:, None] ** 2)
+
+
+def test_folds_are_standardised_by_their_training_part() -> None:
+    data = numbers()
+    train, test = data.splits[1]
+    fold = data.fold(1, dtype=torch.float64)
+    X, y = data.X.numpy(), data.y.numpy()[:, None]
+    std = X[train].std(0)
+    std[2] = 1.0
+    np.testing.assert_allclose(fold.X_train.numpy(), (X[train] - X[train].mean(0)) / std, atol=1e-12)
+    np.testing.assert_allclose(fold.X_test.numpy(), (X[test] - X[train].mean(0)) / std, atol=1e-12)
+    np.testing.assert_allclose((fold.y_test * fold.y_std + fold.y_mean).numpy(), y[test], atol=1e-9)
+    assert fold.y_train.mean().abs() < 1e-12
+    assert fold.X_train[:, 2].abs().max() < 1e-12
+    assert data.fold(0).X_train.dtype == torch.float32
+
+
+def test_all_targets() -> None:
+    fold = numbers().fold(0, "all")
+    assert fold.y_train.shape == (27, 2)
+    assert fold.y_std.shape == (2,)
+    assert numbers().fold(0).y_train.shape == (27, 1)
+    with pytest.raises(ValueError, match="splits 0 to 2"):
+        numbers().fold(3)
+
+
+def test_random_splits() -> None:
+    splits = random_splits(50, 4, seed=1)
+    for train, test in splits:
+        assert len(test) == 5
+        assert sorted(torch.cat([train, test]).tolist()) == list(range(50))
+    assert len({tuple(test.tolist()) for _, test in splits}) == 4
+    assert torch.equal(random_splits(50, 4, seed=1)[3][1], splits[3][1])
+    assert not torch.equal(random_splits(50, 4, seed=2)[3][1], splits[3][1])
+    assert [len(part) for part in random_splits(2, 1)[0]] == [1, 1]
+    with pytest.raises(ValueError, match="two rows"):
+        random_splits(1)
+
+
+def test_csv_with_and_without_names(tmp_path: Path) -> None:
+    named = table(write(tmp_path / "a.csv", "age, price,rooms\n1,10,2\n3,30,4\n5,50,6\n"), target="price", splits=2)
+    assert named.y.tolist() == [10, 30, 50]
+    assert named.X.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert len(named.splits) == 2
+    assert named.name == "a"
+    bare = table(write(tmp_path / "b.csv", "1,2,3\n4,5,6\n\n"))
+    assert bare.y.tolist() == [3, 6]
+    assert bare.X.tolist() == [[1, 2], [4, 5]]
+    assert table(tmp_path / "b.csv", target=0).y.tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "sentence"),
+    [
+        ("a,b\n1,red\n", "b", "line 2: 'red' in column 'b' is not a number"),
+        ("a,b\n1,\n", "b", "is not a number"),
+        ("a,b\n1,2\n1,nan\n", "b", "missing or infinite value, the first is 1"),
+        ("a,b\n1,2\n3,inf\n", "b", "missing or infinite"),
+        ("a,b\n1,2,3\n", "b", "3 cells where 2"),
+        ("a,b\n1,2\n", "c", "no column 'c'; it has a, b"),
+        ("a,b\n1,2\n", 5, "none can be the target"),
+        ("1\n2\n", 0, "none can be the target"),
+        ("a,b\n", "a", "no rows"),
+        ("", 0, "is empty"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, text: str, target: str | int, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        table(write(tmp_path / "t.csv", text), target)
+
+
+def test_npz_tables(tmp_path: Path) -> None:
+    X, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+    np.savez(tmp_path / "own.npz", X=X, y=y[:, None])
+    data = table(tmp_path / "own.npz", splits=3)
+    assert data.y.tolist() == y.tolist()
+    assert len(data.splits) == 3
+    assert data.y_other is None
+    np.savez(tmp_path / "words.npz", X=X, y=np.array(list("abcdef")))
+    with pytest.raises(ValueError, match="y is to hold numbers"):
+        table(tmp_path / "words.npz")
+    np.savez(tmp_path / "short.npz", X=X, y=y[:5])
+    with pytest.raises(ValueError, match="X \\(N, D\\) and y \\(N,\\)"):
+        table(tmp_path / "short.npz")
+    np.savez(tmp_path / "other.npz", Z=X)
+    with pytest.raises(ValueError, match="no arrays X and y"):
+        table(tmp_path / "other.npz")
+    with pytest.raises(ValueError, match="not a readable"):
+        table(write(tmp_path / "text.npz", "text"))
+    for name in ("absent.csv", "text.txt"):
+        write(tmp_path / "text.txt", "1,2")
+        with pytest.raises(ValueError, match=r"is not a file|\.csv or an \.npz"):
+            table(tmp_path / name)
+
+
+def test_uci_folder(tmp_path: Path) -> None:
+    (tmp_path / "uci").mkdir()
+    split = np.array([[0, 1, 2, 3]], np.uint16), np.array([[4, 5]], np.uint16)
+    X = np.random.default_rng(0).normal(size=(6, 2))
+    np.savez(
+        tmp_path / "uci" / "wine_red.npz", X=X, y=X[:, 0], y_other=X[:, 1:], split_train=split[0], split_test=split[1]
+    )
+    data = uci("wine-red", tmp_path)
+    assert data.splits[0][1].tolist() == [4, 5]
+    assert data.y_other is not None
+    assert data.y_other.shape == (6, 1)
+    with pytest.raises(ValueError, match=r"yacht\.npz is missing; .* has wine_red"):
+        uci("yacht", tmp_path)
+    rows = np.column_stack([1990 + np.arange(4), np.arange(8).reshape(4, 2)])
+    np.savetxt(tmp_path / "uci" / "YearPredictionMSD.txt", rows, delimiter=",")
+    year = uci("year", tmp_path)
+    assert year.y.tolist() == [1990, 1991, 1992, 1993]
+    assert year.X.shape == (4, 2)
+    assert len(year.splits) == 1

@@ -1,0 +1,151 @@
+"""The papers' networks: parameter counts to the unit, structure, initialisation."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from byov.models import cifar_resnet18, pyramidnet, regression_mlp, resnet, table3_mlp, vit
+
+
+def count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def patched(net: nn.Module, components: int = 5) -> int:
+    """Parameters with every norm layer and the last linear layer held `components` times."""
+    norms = sum(count(m) for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    output = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
+    return count(net) + (components - 1) * (norms + count(output))
+
+
+@pytest.mark.parametrize(
+    ("build", "plain", "emp"),
+    [
+        (table3_mlp, 1_009_900, 1_129_100),
+        (lambda: resnet(18), 11_689_512, 13_779_912),
+        (pyramidnet, 28_511_307, 28_825_299),
+    ],
+)
+def test_table_3(build, plain: int, emp: int) -> None:
+    with torch.device("meta"):
+        net = build()
+    assert count(net) == plain
+    assert patched(net) == emp
+    assert 5 * count(net) == {1_009_900: 5_049_500, 11_689_512: 58_447_560, 28_511_307: 142_556_535}[plain]
+
+
+def test_table_3_mlp_has_a_hundred_layers_of_a_hundred_units() -> None:
+    net = table3_mlp()
+    linear = [m for m in net if isinstance(m, nn.Linear)]
+    assert len(linear) == 100
+    assert all(m.out_features == 100 for m in linear)
+    assert net(torch.randn(4, 1)).shape == (4, 100)
+    with pytest.raises(ValueError, match="at least 2"):
+        table3_mlp(layers=1)
+
+
+def test_pyramid_widths_grow_evenly() -> None:
+    net = pyramidnet(20, 48, classes=7, channels=1)
+    widths = [block.residual[1].out_channels for stage in net.stages for block in stage]
+    assert widths == [round(16 + k * 48 / 9) for k in range(1, 10)]
+    assert net(torch.randn(2, 1, 32, 32)).shape == (2, 7)
+
+
+def test_pyramid_shortcut_pools_and_pads_with_zeros() -> None:
+    """With the residual branch silenced a block is its shortcut, written out here."""
+    block = pyramidnet(8, 30).stages[1][0].eval()
+    nn.init.zeros_(block.residual[-1].weight)
+    x = torch.randn(2, 26, 8, 8)
+    expected = torch.zeros(2, 36, 4, 4)
+    expected[:, :26] = x.reshape(2, 26, 4, 2, 4, 2).mean((3, 5))
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_pyramid_block_is_bn_conv_bn_relu_conv_bn() -> None:
+    kinds = [type(m).__name__ for m in pyramidnet(8, 30).stages[0][0].residual]
+    assert kinds == ["BatchNorm2d", "Conv2d", "BatchNorm2d", "ReLU", "Conv2d", "BatchNorm2d"]
+
+
+def test_pyramid_bottleneck_and_odd_sizes() -> None:
+    net = pyramidnet(11, 12, bottleneck=True, classes=3).eval()
+    assert net.fc.in_features == 4 * 28
+    assert net(torch.randn(1, 3, 29, 29)).shape == (1, 3)
+    with pytest.raises(ValueError, match="6n \\+ 2"):
+        pyramidnet(111)
+    with pytest.raises(ValueError, match="9n \\+ 2"):
+        pyramidnet(100, bottleneck=True, alpha=10)
+    with pytest.raises(ValueError, match="6n \\+ 2"):
+        pyramidnet(2)
+
+
+def test_pyramid_convolutions_start_at_hes_scale() -> None:
+    conv = pyramidnet(14, 100).stages[2][1].residual[4]
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.02)
+
+
+def test_cifar_stem_keeps_the_resolution() -> None:
+    net = cifar_resnet18(10)
+    assert count(net) == 11_173_962  # torchvision's blocks, a 3×3 stem of 1,728 weights, 5,130 in the output
+    seen: list[Tensor] = []
+    net.layer1.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    assert net.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert seen[0].shape == (2, 64, 32, 32)
+
+
+def test_resnet_stems_and_features() -> None:
+    assert resnet(18, 0, 1, stem="cifar").eval()(torch.randn(2, 1, 8, 8)).shape == (2, 512)
+    assert resnet(50, 0, stem="cifar").eval()(torch.randn(1, 3, 8, 8)).shape == (1, 2048)
+    assert resnet(18, 5, 1).eval()(torch.randn(1, 1, 64, 64)).shape == (1, 5)
+    with pytest.raises(ValueError, match="depths"):
+        resnet(19)
+    with pytest.raises(ValueError, match="stem"):
+        resnet(18, stem="other")  # type: ignore[arg-type]
+
+
+def test_regression_mlp_is_d7s() -> None:
+    net = regression_mlp(13)
+    assert [type(m).__name__ for m in net] == ["BatchNorm1d", "Linear", "ReLU", "BatchNorm1d", "Linear"]
+    assert all(m.weight.unique().item() == pytest.approx(0.2) for m in net if isinstance(m, nn.BatchNorm1d))
+    assert count(net) == 2 * 13 + (13 * 50 + 50) + 2 * 50 + 51
+    assert net(torch.randn(6, 13)).shape == (6, 1)
+
+
+def test_regression_mlp_variants() -> None:
+    plain = regression_mlp(4, hidden=100, targets=2, norm=False)
+    assert [type(m).__name__ for m in plain] == ["Linear", "ReLU", "Linear"]
+    assert plain[2].out_features == 2
+    dropped = regression_mlp(4, norm=False, dropout=0.005)
+    assert [m.p for m in dropped if isinstance(m, nn.Dropout)] == [0.005, 0.005]
+    with pytest.raises(ValueError, match="dropout"):
+        regression_mlp(4, dropout=1.0)
+    with pytest.raises(ValueError, match="at least 1"):
+        regression_mlp(0)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_vit_weights_start_at_trunc_normal(pool: str) -> None:
+    torch.manual_seed(0)
+    net = vit("mini", pool=pool)  # type: ignore[arg-type]
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    weights = {n: p for n, p in net.named_parameters() if "norm" not in n and not n.endswith("bias")}
+    assert "patch_embed.proj.weight" in weights
+    assert "pos_embed" in weights
+    assert ("cls_token" in weights) == (pool == "token")
+    for name, weight in weights.items():
+        tolerance = 5 / (2 * weight.numel()) ** 0.5  # five standard errors of a standard deviation
+        assert weight.std().item() == pytest.approx(0.02, rel=tolerance), name
+        assert abs(weight.mean().item()) < 5 * 0.02 / weight.numel() ** 0.5, name
+    for name, p in net.named_parameters():
+        if name.endswith("bias"):
+            assert not p.any(), name
+
+
+def test_vit_sizes() -> None:
+    depth_6, ti = vit("mini", 0), vit("ti", 0)
+    assert (len(depth_6.blocks), len(ti.blocks), ti.embed_dim, ti.blocks[0].attn.num_heads) == (6, 12, 192, 3)
+    assert ti.patch_embed.num_patches == 64
+    assert vit("nano", 0, channels=1, image_size=8)(torch.randn(2, 1, 8, 8)).shape == (2, 64)
+    with pytest.raises(ValueError, match="size is one of"):
+        vit("huge")
+    with pytest.raises(ValueError, match="does not divide"):
+        vit("ti", image_size=30)

@@ -1,0 +1,149 @@
+"""Every batched image operation against torchvision's, one image at a time, with the same parameters."""
+
+import pytest
+import torch
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as reference
+
+from byov.data import transforms
+from byov.data.crop_flip import CropFlip
+
+CLOSE = 5e-6  # float32 rounding over a few dozen operations on numbers in [0, 1]
+
+
+def images(count: int = 12, channels: int = 3, height: int = 20, width: int = 17) -> torch.Tensor:
+    return torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def spread(low: float, high: float, count: int = 12) -> torch.Tensor:
+    return torch.linspace(low, high, count)
+
+
+@pytest.mark.parametrize("size", [(20, 17), (9, 30), (31, 8)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_crop_resize_flip_is_torchvisions(size: tuple[int, int], channels: int) -> None:
+    """Crops of every position and size, enlarged and reduced, with and without a flip."""
+    x = images(40, channels)
+    g = torch.Generator().manual_seed(1)
+    height, width = torch.randint(1, 21, (40,), generator=g), torch.randint(1, 18, (40,), generator=g)
+    top = (torch.rand(40, generator=g) * (21 - height)).floor()
+    left = (torch.rand(40, generator=g) * (18 - width)).floor()
+    flip = torch.rand(40, generator=g) < 0.5
+    rows = transforms.resize_matrix(top, height.float(), torch.zeros(40, dtype=torch.bool), 20, size[0])
+    columns = transforms.resize_matrix(left, width.float(), flip, 17, size[1])
+    ours = transforms.along_axes(x, rows, columns)
+    for i in range(40):
+        box = (int(top[i]), int(left[i]), int(height[i]), int(width[i]))
+        theirs = reference.resized_crop(x[i], *box, list(size), InterpolationMode.BICUBIC, antialias=True)
+        theirs = reference.horizontal_flip(theirs) if flip[i] else theirs
+        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
+
+
+def test_the_whole_image_at_its_own_size_is_the_image() -> None:
+    x = images()
+    zero, no = torch.zeros(12), torch.zeros(12, dtype=torch.bool)
+    rows, columns = (transforms.resize_matrix(zero, zero + n, no, n, n) for n in (20, 17))
+    torch.testing.assert_close(transforms.along_axes(x, rows, columns), x, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [3, 7, 23])
+def test_blur_is_torchvisions(kernel: int) -> None:
+    x, sigma = images(height=24, width=21), spread(0.1, 2.0)
+    sigma[0] = 0.0
+    ours = transforms.along_axes(x, *(transforms.blur_matrix(sigma, n, kernel) for n in (24, 21)))
+    assert torch.equal(ours[0], x[0])  # σ = 0 spares the image exactly
+    for i in range(1, 12):
+        theirs = reference.gaussian_blur(x[i], [kernel, kernel], [float(sigma[i])] * 2)
+        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("kernel", [4, 41])
+def test_blur_refuses_an_impossible_kernel(kernel: int) -> None:
+    with pytest.raises(ValueError, match="kernel is odd"):
+        transforms.blur_matrix(torch.ones(2), 20, kernel)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_tone_is_torchvisions(name: str, channels: int) -> None:
+    x, factor, one = images(channels=channels), spread(0.0, 2.0), torch.ones(12)
+    ours = transforms.adjust_tone(x, **({"brightness": one, "contrast": one, "saturation": one} | {name: factor}))
+    for i in range(12):
+        theirs = getattr(reference, f"adjust_{name}")(x[i], float(factor[i]))
+        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
+    assert torch.equal(transforms.adjust_tone(x, one, one, one), x)
+
+
+@pytest.mark.parametrize("levels", [0, 3])
+def test_hue_is_torchvisions(levels: int) -> None:
+    """Also where channels tie and where there is no colour at all (few grey levels make such pixels)."""
+    x, shift = images(), spread(-0.5, 0.5)
+    x = (x * levels).round() / levels if levels else x
+    ours = transforms.adjust_hue(x, shift)
+    for i in range(12):
+        torch.testing.assert_close(ours[i], reference.adjust_hue(x[i], float(shift[i])), rtol=0, atol=CLOSE)
+    assert torch.equal(transforms.adjust_hue(x, torch.zeros(12)), x)
+    assert torch.equal(transforms.adjust_hue(x[:, :1], shift), x[:, :1])
+
+
+def test_gray_and_solarize_are_torchvisions() -> None:
+    x, threshold = images(), spread(0.0, 1.0)
+    threshold[-1] = 2.0
+    torch.testing.assert_close(transforms.gray(x), reference.rgb_to_grayscale(x), rtol=0, atol=CLOSE)
+    ours = transforms.solarize(x, threshold)
+    for i in range(11):
+        assert torch.equal(ours[i], reference.solarize(x[i], float(threshold[i])))
+    assert torch.equal(ours[-1], x[-1])
+
+
+def test_normalize_is_torchvisions() -> None:
+    x, mean, std = images(), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    torch.testing.assert_close(transforms.normalize(x, mean, std), reference.normalize(x, list(mean), list(std)))
+    assert torch.equal(transforms.normalize(x, None, None), x)
+
+
+def test_autocast_does_not_round_the_weights() -> None:
+    x, sigma = images(), spread(0.5, 2.0)
+    matrices = [transforms.blur_matrix(sigma, n, 5) for n in (20, 17)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = transforms.along_axes(x, *matrices)
+    assert torch.equal(ours, transforms.along_axes(x, *matrices))
+
+
+def test_crop_flip_is_pad_crop_flip() -> None:
+    """Each image equals torchvision's pad, crop and flip for the parameters that its uniforms stand for."""
+    x = torch.randint(0, 256, (64, 3, 9, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    augment = CropFlip(padding=4)
+    uniforms = augment.draw(64, torch.Generator().manual_seed(1))
+    ours = augment.render(x, uniforms)
+    for i, (top, left, flip) in enumerate(uniforms.tolist()):
+        theirs = reference.crop(reference.pad(x[i], [4] * 4), int(9 * top), int(9 * left), 9, 11)
+        theirs = reference.horizontal_flip(theirs) if flip < 0.5 else theirs
+        assert torch.equal(ours[i], theirs.float() / 255)
+
+
+def test_crop_flip_counts() -> None:
+    """All 81 shifts and both directions occur as often as they should: a delta image tells which was drawn."""
+    count, n = 8100, 13
+    x = torch.zeros(count, 1, n, n)
+    x[:, :, 6, 5] = 1.0  # off-centre in x, so that a flip shows
+    y = CropFlip()(x, torch.Generator().manual_seed(0))
+    place = y.flatten(1).argmax(1)
+    assert torch.equal(y.sum((1, 2, 3)), torch.ones(count))
+    rows = torch.bincount(place // n, minlength=n)[2:11]
+    assert ((rows - count / 9).abs() < 5 * (count / 9 * 8 / 9) ** 0.5).all()  # binomial, five standard deviations
+    columns = torch.bincount(place % n, minlength=n)
+    # unflipped columns 1…9, flipped 3…11: the ends belong to one direction alone
+    assert ((columns[[1, 2, 10, 11]] - count / 18).abs() < 5 * (count / 18) ** 0.5).all()
+    assert columns[0] == columns[12] == 0
+    same = CropFlip()(x, torch.Generator().manual_seed(0))
+    assert torch.equal(y, same)
+
+
+def test_crop_flip_compiles_and_refuses_bad_settings() -> None:
+    augment = CropFlip(mean=(0.5,), std=(0.2,))
+    x, uniforms = torch.rand(4, 1, 8, 8), torch.rand(4, 3)
+    compiled = torch.compile(augment.render, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x, uniforms), augment.render(x, uniforms))
+    with pytest.raises(ValueError, match="padding"):
+        CropFlip(padding=-1)
