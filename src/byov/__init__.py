@@ -18,6 +18,7 @@ from byov.posterior import (
     norm_layers,
     output_layer,
 )
+from byov.prediction import Prediction, predict
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "Ensemble",
     "Gaussian",
     "Normal",
+    "Prediction",
     "TeacherMean",
     "TeacherNormal",
     "bayesianize",
@@ -38,4 +40,5 @@ __all__ = [
     "kl_scale",
     "norm_layers",
     "output_layer",
+    "predict",
 ]

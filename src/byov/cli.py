@@ -29,7 +29,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """The entry point: what a user could have given differently ends in a sentence, what is our fault in a traceback."""
+    """The entry point: what the user can mend ends in a sentence, what is our fault in a traceback."""
     try:
         app()
     except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from byov.posterior.factor import Factor
@@ -16,7 +15,9 @@ from byov.posterior.prior import Normal, Prior
 from byov.posterior.select import Rules, select
 
 
-def bayesianize(net: nn.Module, rules: Rules, *, prior: Prior | None = None, shared_draw: bool = False) -> BayesianModule:
+def bayesianize(
+    net: nn.Module, rules: Rules, *, prior: Prior | None = None, shared_draw: bool = False
+) -> BayesianModule:
     """Give `net` a posterior over the parameters that `rules` cover; its weights become the means.
 
     Args:
@@ -41,7 +42,8 @@ def bayesianize(net: nn.Module, rules: Rules, *, prior: Prior | None = None, sha
         raise ValueError("The network has lazy parameters without a shape: call it once before bayesianize.")
     if prior is not None and not isinstance(prior, Prior):
         raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
-    factors, removed = [], {}
+    factors: list[Factor] = []
+    removed: dict[int, None] = {}
     for family, layout in select(net, rules):
         initial = _flat(net, layout)
         buffers = _owned_buffers(net, layout) if getattr(family, "owns_buffers", False) else {}

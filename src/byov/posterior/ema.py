@@ -47,7 +47,7 @@ class EMA(nn.Module):
 
         if not isinstance(model, BayesianModule):
             raise TypeError(f"An EMA follows a BayesianModule, not {type(model).__name__}.")
-        return [factor.flat_mean() for factor in model.q] + [p.reshape(-1) for _, p in model.points()]
+        return [factor.flat_mean() for factor in model.factors] + [p.reshape(-1) for _, p in model.points()]
 
     @torch.no_grad()
     def update(self, model: BayesianModule, decay: float) -> None:
@@ -74,7 +74,7 @@ class EMA(nn.Module):
     def tensors(self, model: BayesianModule) -> dict[str, Tensor]:
         """The teacher's parameters by the network's own names, tied ones under each of theirs."""
         named: dict[str, Tensor] = {}
-        for i, factor in enumerate(model.q):
+        for i, factor in enumerate(model.factors):
             named |= factor.layout.with_ties(factor.layout.split(self.mean(i)))
         for i, (names, point) in enumerate(model.tied_points(), start=len(model.q)):
             named |= dict.fromkeys(names, self.mean(i).view_as(point))

@@ -59,10 +59,9 @@ class Factor(nn.Module):
         """The posterior mean by name, as `draw` gives a draw."""
         named = self.layout.with_ties(self.layout.split(self.flat_mean()))
         for name in self.buffer_names:
-            stack = self._stack(name)
-            weights = torch.tensor(self.family.mixing, device=stack.device)  # type: ignore[attr-defined]
-            average = torch.tensordot(weights, stack.to(weights.dtype), dims=1)
-            named[name] = average.to(stack.dtype) if stack.is_floating_point() else average.round().to(stack.dtype)
+            stack, average = self._stack(name), self.family.average  # type: ignore[attr-defined]
+            floating = stack.is_floating_point()
+            named[name] = average(stack) if floating else average(stack.double()).round().to(stack.dtype)
         return named
 
     @torch.no_grad()

@@ -1,10 +1,9 @@
-"""Where each parameter of the network lies in a factor's flat tensors, and how it is cut into layers and input units."""
+"""Where each parameter lies in a factor's flat tensors, and how it is cut into layers and input units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -46,7 +45,9 @@ class Slot:
         return cls(tuple(names), shape, layer, units, mask)
 
 
-def _input_units(module: nn.Module, leaf: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def _input_units(
+    module: nn.Module, leaf: str, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """How `shape` is cut into input units: the shape to view it in, and the shape of the mask over that view."""
     if "bias" in leaf or not shape:
         return shape, None
@@ -66,14 +67,19 @@ class Layout:
     """The parameters that one factor of q covers, in the order in which its flat tensors hold them."""
 
     slots: tuple[Slot, ...]
+    sizes: list[int] = field(init=False, repr=False, compare=False)
+    numel: int = field(init=False, repr=False, compare=False)
+    layers: int = field(init=False, repr=False, compare=False)
+    """How many layers (modules) the covered parameters belong to."""
+    units: int = field(init=False, repr=False, compare=False)
+    """How many input units the covered parameters read."""
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [slot.numel for slot in self.slots]
-
-    @cached_property
-    def numel(self) -> int:
-        return sum(self.sizes)
+    def __post_init__(self) -> None:
+        # Not cached properties: theirs takes a lock in Python 3.11, which torch.compile cannot trace.
+        object.__setattr__(self, "sizes", [slot.numel for slot in self.slots])
+        object.__setattr__(self, "numel", sum(self.sizes))
+        object.__setattr__(self, "layers", len({slot.layer for slot in self.slots}))
+        object.__setattr__(self, "units", sum(prod(slot.mask) for slot in self.slots if slot.mask is not None))
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of a flat tensor; leading dimensions (draws, components) are kept.
@@ -91,16 +97,6 @@ class Layout:
     def with_ties(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same tensors under every name the network knows them by."""
         return {alias: named[slot.name] for slot in self.slots for alias in slot.names}
-
-    @cached_property
-    def layers(self) -> int:
-        """How many layers (modules) the covered parameters belong to."""
-        return len({slot.layer for slot in self.slots})
-
-    @cached_property
-    def units(self) -> int:
-        """How many input units the covered parameters read."""
-        return sum(prod(slot.mask) for slot in self.slots if slot.mask is not None)
 
     def layer_cells(self) -> Tensor:
         """For each element the number of the layer it belongs to."""

@@ -93,22 +93,28 @@ class _Components(ABC):
         theta = self._select(roles["components"], cells, noise["z"])
         return theta + self.sigma * noise["eps"] if self.sigma > 0 else theta
 
-    def _weights(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.mixing, dtype=like.dtype, device=like.device)
+    def average(self, stack: Tensor) -> Tensor:
+        """Σ_k p_k·stack_k, by differences to the first: equal components give themselves, exactly.
+
+        A sum and not a matrix product, which autocast would take to bfloat16.
+        """
+        return stack[0] + self._mix(stack - stack[0])
+
+    def _mix(self, stack: Tensor) -> Tensor:
+        first, *others = (p * part for p, part in zip(self.mixing, stack.unbind(), strict=True))
+        return sum(others, first)
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
-        # The differences to the first centroid are averaged, not the centroids: equal centroids give themselves, exactly.
-        first = roles["components"][0]
-        return first + self._weights(first) @ (roles["components"] - first)
+        return self.average(roles["components"])
 
     def std(self, roles: Roles, cells: Roles) -> Tensor:
         spread = roles["components"] - self.mean(roles, cells)
-        return (self._weights(spread) @ spread**2 + self.sigma**2).sqrt()
+        return (self._mix(spread**2) + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
         """Equation (6): Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped."""
         components = precise(roles["components"])
-        return 0.5 * (self._weights(components) @ ((components - mean) / std) ** 2).sum()
+        return 0.5 * self._mix(((components - mean) / std) ** 2).sum()
 
 
 @dataclass(frozen=True)
@@ -180,14 +186,14 @@ class _Bernoulli(ABC):
         return noise
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
-        theta = roles["mean"] * self._spread(cells, noise["keep"]).to(roles["mean"].dtype)
+        theta = roles["mean"] * self._spread(cells, noise["keep"].to(roles["mean"].dtype))
         return theta + self.sigma * noise["eps"] if self.sigma > 0 else theta
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
         return roles["mean"]
 
     def std(self, roles: Roles, cells: Roles) -> Tensor:
-        variance = torch.where(cells["bias"], 0.0, self.p / (1.0 - self.p)) * roles["mean"] ** 2
+        variance = torch.where(cells["bias"], 0.0, self.p / (1.0 - self.p) * roles["mean"] ** 2)
         return (variance + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:

@@ -34,6 +34,10 @@ class BayesianModule(nn.Module):
         self.q = nn.ModuleList(factors)
         self.shared_draw = shared_draw
         self._keys = tuple(keys)
+        # A module that occurs twice is handed its tensors once, under its first name: `functional_call` would take
+        # the first hand-over for what the second has to restore, and leave a draw behind.
+        first = {module: prefix for prefix, module in net.named_modules()}
+        self._first = {prefix: first[module] for prefix, module in net.named_modules(remove_duplicate=False)}
         self._held: list[Noise] | None = None
         self._at_mean = False
         # DDP hands rank 0's buffers to all ranks, so this is the same number everywhere, whatever each rank's seed was.
@@ -48,7 +52,7 @@ class BayesianModule(nn.Module):
     def noise(self, generator: Generator | None = None) -> list[Noise]:
         """What is random in one draw, by factor. `tensors(noise)` is the draw."""
         generator = generator if generator is not None else self._rank_generator()
-        return [factor.noise(generator) for factor in self._factors()]
+        return [factor.noise(generator) for factor in self.factors]
 
     def _rank_generator(self) -> Generator | None:
         """Under several processes: a generator of this rank's own, or (`shared_draw`) the same one on every rank.
@@ -101,16 +105,16 @@ class BayesianModule(nn.Module):
         tensors = self.tensors(noise)
         out = functional_call(self.net, tensors, args, kwargs)
         if self.training and noise is not None:
-            for factor, part in zip(self._factors(), noise, strict=True):
+            for factor, part in zip(self.factors, noise, strict=True):
                 factor.keep_buffers(part, tensors)
         return out
 
     def tensors(self, noise: list[Noise] | None = None) -> dict[str, Tensor]:
-        """One draw, or without noise the mean, under every name the network knows its tensors by."""
+        """One draw, or without noise the mean, by name; tied weights under the name of each module that holds them."""
         named: dict[str, Tensor] = {}
-        for i, factor in enumerate(self._factors()):
+        for i, factor in enumerate(self.factors):
             named |= factor.at_mean() if noise is None else factor.draw(noise[i])
-        return named
+        return {name: tensor for name, tensor in named.items() if self._first_name(name) == name}
 
     # Asking q
 
@@ -144,7 +148,7 @@ class BayesianModule(nn.Module):
         if not isinstance(prior, Prior):
             raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
         total = torch.stack(
-            [factor.kl(*prior.moments(i, factor.layout)).float() for i, factor in enumerate(self._factors())]
+            [factor.kl(*prior.moments(i, factor.layout)).float() for i, factor in enumerate(self.factors)]
         ).sum()
         if points:
             for i, (_, point) in enumerate(self.points(), start=len(self.q)):
@@ -154,7 +158,7 @@ class BayesianModule(nn.Module):
 
     def covered(self) -> list[str]:
         """The names of the parameters that have a posterior."""
-        return [slot.name for factor in self._factors() for slot in factor.layout.slots]
+        return [slot.name for factor in self.factors for slot in factor.layout.slots]
 
     def points(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that stay points, by name."""
@@ -169,7 +173,7 @@ class BayesianModule(nn.Module):
     def point_state_dict(self) -> dict[str, Tensor]:
         """The network at the posterior mean, under the network's own keys: it loads into the plain network."""
         state = {**self.net.state_dict(), **{k: v.detach().clone() for k, v in self.tensors().items()}}
-        return {key: state[key] for key in self._keys}
+        return {key: state[self._first_name(key)] for key in self._keys}
 
     def spec(self) -> Spec:
         """What a state must agree on to be loaded here: families, parameters and the kind of prior."""
@@ -191,12 +195,18 @@ class BayesianModule(nn.Module):
 
     # Small things
 
-    def _factors(self) -> Iterator[Factor]:
-        return iter(self.q)  # type: ignore[arg-type]
+    def _first_name(self, name: str) -> str:
+        prefix, dot, leaf = name.rpartition(".")
+        return f"{self._first.get(prefix, prefix)}{dot}{leaf}"
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The factors of q, one per family."""
+        return list(self.q)  # type: ignore[arg-type]
 
     def _named(self, what: str) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
-        for factor in self._factors():
+        for factor in self.factors:
             named |= factor.layout.split(getattr(factor, what)())
         return named
 

@@ -9,7 +9,7 @@ Schedule = Literal["cosine", "linear", "constant"]
 
 
 def beta(step: int, total: int, end: float = 1.0, start: float = 0.0, schedule: Schedule = "cosine") -> float:
-    """β at `step` of `total`: from `start` to `end` along a single half-cosine, or linearly; `constant` is always `end`."""
+    """β at `step` of `total`: from `start` to `end` along one half-cosine, or linearly; `constant` is always `end`."""
     if total < 1:
         raise ValueError(f"A schedule needs at least one step, not {total}.")
     if start < 0 or end < 0:

@@ -103,7 +103,9 @@ class _Teacher(Prior):
 
     def _fed(self) -> EMA:
         if self.ema is None:
-            raise ValueError(f"{type(self).__name__} has no teacher yet: give it byov.EMA(model), or give it to bayesianize.")
+            raise ValueError(
+                f"{type(self).__name__} has no teacher yet: give it byov.EMA(model), or give it to bayesianize."
+            )
         return self.ema
 
 

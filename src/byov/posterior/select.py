@@ -1,4 +1,4 @@
-"""Which parameters a family covers: a glob on the name, a module class, or a predicate; the first rule that matches wins."""
+"""Which parameters a family covers: a glob on the name, a module class or a predicate; the first match wins."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ def norm_layers(name: str, module: nn.Module, parameter: Tensor) -> bool:
 class _OutputLayer:
     """The parameters of the layer that gives the network's output.
 
-    That is what a timm model calls its classifier, or else the last linear or convolutional layer the network registers.
+    That is what a timm model calls its classifier, or else the last linear or convolutional layer it registers.
     """
 
     def __repr__(self) -> str:
         return "byov.output_layer"
 
     def __call__(self, name: str, module: nn.Module, parameter: Tensor) -> bool:
-        raise TypeError("byov.output_layer depends on the whole network: pass it to bayesianize as a rule, do not call it.")
+        raise TypeError(
+            "byov.output_layer depends on the whole network: pass it to bayesianize as a rule, do not call it."
+        )
 
     def bind(self, net: nn.Module) -> Predicate:
-        classifier = net.get_classifier() if hasattr(net, "get_classifier") else None
+        get: Any = getattr(net, "get_classifier", None)
+        classifier = get() if callable(get) else None
         if not isinstance(classifier, nn.Module):
             layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LazyLinear)
             classifier = next((m for m in reversed(list(net.modules())) if isinstance(m, layers)), None)
@@ -59,10 +62,12 @@ def _predicate(rule: Rule, net: nn.Module) -> Predicate:
         return rule.bind(net)
     if callable(rule) and not isinstance(rule, type):
         return rule
-    raise ValueError(f"A rule is a glob, a module class or a predicate (name, module, parameter) -> bool, not {rule!r}.")
+    raise ValueError(
+        f"A rule is a glob, a module class or a predicate (name, module, parameter) -> bool, not {rule!r}."
+    )
 
 
-def _nothing_matched(rule: Rule, net: nn.Module, names: list[str]) -> ValueError:
+def _nothing_matched(rule: Rule | None, net: nn.Module, names: list[str]) -> ValueError:
     shown = f"'{rule}'" if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
     if isinstance(rule, str):
         near = get_close_matches(rule, names, n=3, cutoff=0.0)
@@ -112,7 +117,7 @@ def select(net: nn.Module, rules: Rules) -> list[tuple[Family, Layout]]:
         kinds = {(tensors[s.name].dtype, tensors[s.name].device) for s in layout.slots}
         if len(kinds) > 1:
             raise ValueError(
-                f"{type(family).__name__} would cover parameters of several dtypes or devices, and keeps one flat tensor:"
+                f"{type(family).__name__} would cover parameters of several dtypes or devices in one flat tensor:"
                 " bring the network to one with .to(…), or give each a rule with a family of its own."
             )
     return factors

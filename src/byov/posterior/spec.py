@@ -25,9 +25,9 @@ class Spec:
 
     @classmethod
     def of(cls, model: BayesianModule) -> Spec:
-        layouts = [[(slot.name, slot.shape) for slot in factor.layout.slots] for factor in model.q]
+        layouts = [[(slot.name, slot.shape) for slot in factor.layout.slots] for factor in model.factors]
         return cls(
-            families=tuple(repr(factor.family) for factor in model.q),
+            families=tuple(repr(factor.family) for factor in model.factors),
             covers=tuple(sha256(repr(layout).encode()).hexdigest()[:16] for layout in layouts),
             prior=type(model.prior).__name__,
         )

@@ -1,0 +1,297 @@
+"""byov.predict: the posterior predictive by Monte Carlo."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from byov.posterior.family import Noise
+from byov.posterior.module import BayesianModule
+from byov.prediction.result import Moments, Prediction, Task
+from byov.prediction.reuse import Diverged, Recording, record, replay
+
+Strategy = Literal["auto", "loop", "vmap"]
+Batch = Tensor | Mapping[str, Tensor]
+
+CHUNK_ELEMENTS = 1 << 25
+"""How many elements (128 MiB in float32) the largest tensor of a chunk of batched draws may have."""
+
+
+def predict(
+    model: nn.Module,
+    x: Batch | Iterable[Any],
+    samples: int = 100,
+    strategy: Strategy = "auto",
+    tolerance: float | None = None,
+    generator: Generator | None = None,
+    *,
+    task: Task = "classification",
+    precision: float | None = None,
+    keep: bool = False,
+    progress: bool | None = None,
+) -> Prediction:
+    """The posterior predictive of `x` under draws of the model's weights.
+
+    Args:
+        model: a BayesianModule; a plain network counts as a posterior without spread, and takes one pass.
+        x: one batch (a tensor, or a mapping of keyword arguments), or a loader of batches; of a (x, y) batch the first
+            is taken. Every batch of a loader sees the same draws, so the result does not depend on the batching.
+        samples: how many draws, at most.
+        strategy: "loop" runs one draw after the other, "vmap" batches them, "auto" times both on the first draws and
+            goes on with the faster. They give the same numbers for the same generator, up to rounding.
+        tolerance: stop drawing for an input once the Monte-Carlo standard error of its predictive mean is below this.
+        task: "classification" takes the outputs as logits over dimension 1, "regression" as they are.
+        precision: a regression's output precision τ, whose noise 1/τ is part of the predictive spread.
+        keep: also return what each draw predicted.
+        progress: a progress bar over a loader; by default where there is a terminal to show it.
+    """
+    _check(samples, strategy, tolerance, task, precision, keep)
+    call = _Predictor(model, samples, strategy, tolerance, task, precision, keep)
+    with _evaluating(model), torch.no_grad():
+        if isinstance(x, Tensor | Mapping):
+            return call(x, generator)
+        # The same draws for every batch: its generator starts from the same state.
+        generator = generator if generator is not None else Generator().manual_seed(int(torch.randint(1 << 62, ())))
+        start = generator.get_state()
+        parts = []
+        for batch in _track(x, progress):
+            generator.set_state(start)
+            parts.append(call(_inputs(batch), generator))
+        if not parts:
+            raise ValueError("The loader is empty: there is nothing to predict.")
+        return Prediction.cat(parts)
+
+
+def _check(
+    samples: int, strategy: str, tolerance: float | None, task: str, precision: float | None, keep: bool
+) -> None:
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"predict needs at least one draw, not samples={samples!r}.")
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {strategy!r}.")
+    if task not in get_args(Task):
+        raise ValueError(f"A task is 'classification' or 'regression', not {task!r}.")
+    if tolerance is not None and not tolerance > 0:
+        raise ValueError(f"A tolerance is above 0, not {tolerance}.")
+    if precision is not None and not (task == "regression" and precision > 0):
+        raise ValueError("An output precision is above 0 and belongs to a regression.")
+    if keep and tolerance is not None:
+        raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
+
+
+class _Predictor:
+    """One batch at a time; remembers which strategy won."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int,
+        strategy: Strategy,
+        tolerance: float | None,
+        task: Task,
+        precision: float | None,
+        keep: bool,
+    ) -> None:
+        self.model, self.tolerance, self.task, self.precision, self.keep = model, tolerance, task, precision, keep
+        self.samples = samples if isinstance(model, BayesianModule) else 1
+        self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
+
+    def __call__(self, x: Batch, generator: Generator | None) -> Prediction:
+        x = _to_device(x, self.model)
+        size = len(x) if isinstance(x, Tensor) else len(next(iter(x.values())))
+        if size == 0:
+            raise ValueError("The batch is empty: there is nothing to predict.")
+        kept: list[Tensor] = []
+        moments, active = Moments(self.task), torch.arange(size)
+        done: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
+        run = _Runner(self.model, x, self.task)
+        while moments.count < self.samples:
+            ahead = self.samples - moments.count
+            if self.tolerance is not None:
+                ahead = min(ahead, max(8, moments.count // 2))  # look again at 8, 16, 24, 36, 54, … draws
+            self._advance(run, moments, ahead, generator, kept)
+            if self.tolerance is None or moments.count >= self.samples:
+                continue
+            open_ = moments.standard_error() >= self.tolerance
+            if bool(open_.all()):
+                continue
+            closed = Moments(self.task)
+            closed.__dict__.update(moments.__dict__)
+            closed.take(~open_)
+            done.append((active[~open_.cpu()], closed.result(self.precision), closed.count))
+            active = active[open_.cpu()]
+            if len(active) == 0:
+                break
+            moments.take(open_)
+            x = x[open_] if isinstance(x, Tensor) else {k: v[open_] for k, v in x.items()}
+            run = _Runner(self.model, x, self.task)
+        if len(active):
+            done.append((active, moments.result(self.precision), moments.count))
+        return self._assemble(done, kept)
+
+    def _advance(
+        self, run: _Runner, moments: Moments, draws: int, generator: Generator | None, kept: list[Tensor]
+    ) -> None:
+        """Take in `draws` more draws."""
+        while draws > 0:
+            if self.strategy == "auto" and run.recording is not None:
+                chunk = min(run.chunk(), max(draws // 2, 1))
+                values, self.strategy = self._race(run, generator, chunk)
+            elif self.strategy == "vmap" and run.recording is not None:
+                values = run.batched([self._noise(generator) for _ in range(min(run.chunk(), draws))])
+            else:
+                values = run.single(self._noise(generator)).unsqueeze(0)
+            moments.update(values)
+            if self.keep:
+                kept.append(values)
+            draws -= len(values)
+
+    def _race(self, run: _Runner, generator: Generator | None, chunk: int) -> tuple[Tensor, Strategy]:
+        """Time one draw, then a chunk of batched ones; nothing is thrown away, since both give the same numbers."""
+        start = _now(run.device)
+        values = [run.single(self._noise(generator)).unsqueeze(0)]
+        single = _now(run.device) - start
+        # Batching pays where a pass is too small to fill the machine; a long pass does, and the trial would cost much.
+        if chunk < 2 or single > 0.25:
+            return values[0], "loop"
+        noises = [self._noise(generator) for _ in range(chunk)]
+        start = _now(run.device)
+        try:
+            values.append(run.batched(noises))
+        except (RuntimeError, NotImplementedError, ValueError):  # an operation without a batching rule
+            values += [run.single(noise).unsqueeze(0) for noise in noises]
+            return torch.cat(values), "loop"
+        return torch.cat(values), "vmap" if (_now(run.device) - start) / chunk < single else "loop"
+
+    def _noise(self, generator: Generator | None) -> list[Noise]:
+        return self.model.noise(generator) if isinstance(self.model, BayesianModule) else []
+
+    def _assemble(self, done: list[tuple[Tensor, dict[str, Tensor | None], int]], kept: list[Tensor]) -> Prediction:
+        order = torch.cat([index for index, _, _ in done]).argsort()
+        fields: dict[str, Tensor | None] = {}
+        for name in done[0][1]:
+            parts = [result[name] for _, result, _ in done]
+            fields[name] = None if parts[0] is None else torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
+        mean = fields["mean"]
+        if not torch.isfinite(mean).all():  # type: ignore[arg-type]
+            bad = int((~torch.isfinite(mean)).flatten(1).any(1).sum())  # type: ignore[arg-type]
+            raise ValueError(f"The network's outputs are not finite for {bad} of {len(order)} inputs.")
+        used: int | Tensor = done[0][2]
+        if self.tolerance is not None:
+            used = torch.cat([torch.full((len(index),), count) for index, _, count in done])[order]
+        name = "loop" if self.strategy == "auto" else self.strategy
+        return Prediction(**fields, samples=used, strategy=name, draws=torch.cat(kept) if kept else None)  # type: ignore[arg-type]
+
+
+class _Runner:
+    """Draws on one fixed batch; the first is recorded, so that the others need not repeat what they share with it."""
+
+    def __init__(self, model: nn.Module, x: Batch, task: Task) -> None:
+        self.model, self.x, self.task = model, x, task
+        self.recording: Recording | None = None
+        self.device = next((t.device for t in model.parameters()), torch.device("cpu"))
+
+    def single(self, noise: list[Noise]) -> Tensor:
+        """One draw's predicted values (N, …)."""
+        if not isinstance(self.model, BayesianModule):
+            return self._values(self._call(self.model))
+        tensors = self.model.tensors(noise)
+        if self.recording is None:
+            out, self.recording = record(lambda: self._functional(tensors), tensors.values())
+            return self._values(out)
+        return self._values(self._again(lambda: self._functional(tensors)))
+
+    def batched(self, noises: list[list[Noise]]) -> Tensor:
+        """The predicted values of several draws at once (K, N, …)."""
+        stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
+
+        def one(noise: list[Noise]) -> Tensor:
+            tensors = self.model.tensors(noise)  # type: ignore[operator]
+            return self._values(self._again(lambda: self._functional(tensors)))
+
+        with warnings.catch_warnings():
+            # An operation without a batching rule runs draw by draw: right, and not the user's to repair.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return torch.vmap(one)(stacked)
+
+    def chunk(self) -> int:
+        """How many draws to batch: enough to fill the machine, few enough for memory, whatever `samples` is."""
+        weights = sum(factor.layout.numel for factor in self.model.factors)  # type: ignore[union-attr]
+        largest = max(weights, self.recording.largest if self.recording is not None else 0, 1)
+        return max(1, min(128, CHUNK_ELEMENTS // largest))
+
+    def _again(self, forward: Callable[[], Any]) -> Any:
+        if self.recording is not None and self.recording.useful:
+            try:
+                return replay(forward, self.recording)
+            except Diverged:
+                self.recording.sound = False
+        return forward()
+
+    def _functional(self, tensors: dict[str, Tensor]) -> Any:
+        return self._call(lambda *args, **kwargs: functional_call(self.model.net, tensors, args, kwargs))  # type: ignore[arg-type]
+
+    def _call(self, network: Callable[..., Any]) -> Any:
+        return network(self.x) if isinstance(self.x, Tensor) else network(**self.x)
+
+    def _values(self, out: Any) -> Tensor:
+        if not isinstance(out, Tensor):
+            raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
+        out = out if out.dtype.itemsize >= 4 else out.float()
+        if self.task == "regression":
+            return out
+        if out.ndim < 2:
+            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
+        return out.softmax(1)
+
+
+def _inputs(batch: Any) -> Batch:
+    if isinstance(batch, tuple | list) and batch:
+        batch = batch[0]
+    if not isinstance(batch, Tensor | Mapping):
+        raise TypeError(f"A loader gives tensors, (x, y) pairs or mappings, not {type(batch).__name__}.")
+    return batch
+
+
+def _to_device(x: Batch, model: nn.Module) -> Batch:
+    device = next((t.device for t in model.parameters()), None)
+    if device is None:
+        return x
+    return x.to(device) if isinstance(x, Tensor) else {k: v.to(device) for k, v in x.items()}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every module's own mode again outside."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _track(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
+    """The batches, with a progress bar where there is somebody to see it."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if progress is False or (progress is None and not console.is_terminal):
+        return batches
+    total = len(batches) if isinstance(batches, Sized) else None
+    return track(batches, description="predicting", total=total, console=console, transient=True)
