@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
-from byov.posterior.layout import occurrences
 from byov.posterior.prior import Prior
 from byov.posterior.random import stream
 from byov.posterior.spec import Spec
@@ -153,7 +152,7 @@ class BayesianModule(nn.Module):
         if points:
             for i, (_, point) in enumerate(self.points(), start=len(self.q)):
                 mean, std = prior.point_moments(i)
-                total = total + 0.5 * ((point.reshape(-1) - mean) / std).square().sum()
+                total = total + 0.5 * ((point - mean) / std).square().sum()
         return total
 
     def covered(self) -> list[str]:
@@ -163,10 +162,6 @@ class BayesianModule(nn.Module):
     def points(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that stay points, by name."""
         return list(self.net.named_parameters())
-
-    def tied_points(self) -> list[tuple[list[str], Tensor]]:
-        """The parameters that stay points, each with every name it has."""
-        return [([name for name, _ in places], parameter) for parameter, places in occurrences(self.net)]
 
     # Saving
 
