@@ -1,0 +1,167 @@
+"""The linear probe: multinomial logistic regression on standardised features, by full-batch L-BFGS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+L2 = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""The strengths tried by default, from strong to weak: each fit starts where the last one ended."""
+
+
+class LinearProbe(nn.Module):
+    """Logits W (x − center)/scale + b.
+
+    Its state is four plain tensors: `LinearProbe(**probe.state_dict())` is the same probe. `l2` is the strength it was fitted with, where it was fitted.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, center: Tensor, scale: Tensor, l2: float | None = None) -> None:
+        super().__init__()
+        if weight.ndim != 2 or bias.shape != weight.shape[:1] or not center.shape == scale.shape == weight.shape[1:]:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (weight, bias, center, scale))
+            raise ValueError(f"A linear probe is weight (C, D), bias (C,), center (D,) and scale (D,), not {shapes}.")
+        self.l2 = l2
+        for name, tensor in {"weight": weight, "bias": bias, "center": center, "scale": scale}.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, C) for features (N, D)."""
+        return F.linear((features - self.center) / self.scale, self.weight, self.bias)
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """The softmax of the logits."""
+        return self(features).softmax(1)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]} features, {self.weight.shape[0]} classes, l2={self.l2}"
+
+
+def linear_probe(
+    train_features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int | None = None,
+    l2: float | Sequence[float] = L2,
+    holdout: float = 0.1,
+    seed: int = 0,
+    max_iter: int = 200,
+    dtype: torch.dtype | None = None,
+) -> LinearProbe:
+    """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x.
+
+    In scikit-learn's terms λ = 1/(C·N). Of several strengths the one with the lowest negative log-likelihood on a
+    held-out part of the training examples is taken, and the probe is fitted again on all of them. They are tried from
+    strong to weak, until that likelihood has become worse twice: the weakest take the longest.
+
+    Args:
+        train_features: (N, D), or (S, N, D) for the same N examples under S draws: each example then counts once per
+            draw, and is held out under all draws or none. The fit runs on their device.
+        labels: (N,).
+        classes: C; by default one more than the largest label.
+        l2: λ, or the values to choose from.
+        holdout: the share of the examples to choose on.
+        seed: of the choice of those examples.
+        max_iter: of L-BFGS, for each strength.
+        dtype: of the fit. float64 by default (float32 where there is none): in float32 rounding ends the line search
+            before the optimum, the more so the weaker λ. The probe itself is float32.
+    """
+    draws, labels, classes = check_features(train_features, labels, classes)
+    strengths = sorted({float(value) for value in ([l2] if isinstance(l2, int | float) else l2)}, reverse=True)
+    if not strengths or not strengths[-1] > 0:
+        raise ValueError(f"An l2 strength is above 0, not {l2}.")
+    if dtype is None:
+        dtype = torch.float32 if draws.device.type == "mps" else torch.float64
+    x = draws.to(dtype)
+    scale, center = torch.std_mean(x, dim=(0, 1), correction=0)
+    # A feature that does not vary beyond rounding is left at its size: dividing would make features of the rounding.
+    scale = torch.where(scale > 1e-6 * (center.square() + scale.square()).sqrt(), scale, 1.0)
+    x = (x - center) / scale
+    theta = x.new_zeros(classes, x.shape[-1] + 1)
+    chosen = strengths[0]
+    if len(strengths) > 1:
+        chosen, theta = _choose(x, labels, theta, strengths, holdout, seed, max_iter)
+    theta = _fit(*_rows(x, labels), theta, chosen, max_iter).float()
+    return LinearProbe(theta[:, :-1], theta[:, -1], center.float(), scale.float(), chosen)
+
+
+def check_features(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor, int]:
+    """Features as (S, N, D), labels as int64 beside them and the number of classes; refuses what does not fit."""
+    if not isinstance(features, Tensor) or features.ndim not in (2, 3) or not features.numel():
+        got = str(tuple(features.shape)) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"Training features are (N, D), or (S, N, D) under S draws, and not empty; not {got}.")
+    draws = features if features.ndim == 3 else features[None]
+    if labels.shape != draws.shape[1:2] or labels.is_floating_point():
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        raise ValueError(f"Labels are whole numbers, one for each of {draws.shape[1]} examples, not {got}.")
+    low, high = int(labels.min()), int(labels.max())
+    classes = high + 1 if classes is None else classes
+    if low < 0 or high >= classes:
+        raise ValueError(f"Labels {low} to {high} do not fit {classes} classes.")
+    if not bool(draws.isfinite().all()):
+        raise ValueError("Training features are to be finite, but some are NaN or infinite.")
+    return draws.detach(), labels.to(draws.device, torch.int64), classes
+
+
+def _rows(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws as extra examples: (S·N, D) with their labels."""
+    return x.flatten(0, 1), labels.repeat(len(x))
+
+
+def _choose(
+    x: Tensor, labels: Tensor, theta: Tensor, strengths: list[float], holdout: float, seed: int, max_iter: int
+) -> tuple[float, Tensor]:
+    """The strength with the lowest held-out negative log-likelihood, and its fit."""
+    examples = x.shape[1]
+    held = round(holdout * examples)
+    if not 0 < held < examples:
+        raise ValueError(f"A share of {holdout} of {examples} examples leaves nothing to fit or to choose on.")
+    order = torch.randperm(examples, generator=Generator().manual_seed(seed)).to(x.device)
+    fit, test = _rows(x[:, order[held:]], labels[order[held:]]), _rows(x[:, order[:held]], labels[order[:held]])
+    best, chosen, chosen_theta, worse = float("inf"), strengths[0], theta, 0
+    for strength in strengths:
+        theta = _fit(*fit, theta, strength, max_iter, tolerance=1e-5)
+        score = _nll(*test, theta).item()
+        if score < best:
+            best, chosen, chosen_theta, worse = score, strength, theta, 0
+        else:
+            worse += 1
+        if worse == 2:
+            break
+    return chosen, chosen_theta
+
+
+def _nll(x: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, theta[:, :-1], theta[:, -1]), labels)
+
+
+def _fit(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int, tolerance: float = 1e-6) -> Tensor:
+    """θ = (W, b) where no slope is above the tolerance, or after `max_iter` steps."""
+    theta = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [theta],
+        max_iter=max_iter,
+        history_size=20,
+        tolerance_grad=tolerance,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> float:
+        optimizer.zero_grad()
+        loss = _nll(x, labels, theta) + 0.5 * l2 * theta[:, :-1].square().sum()
+        loss.backward()
+        return loss.item()
+
+    with torch.enable_grad():
+        optimizer.step(objective)
+    if not bool(theta.isfinite().all()):
+        raise ValueError(f"The linear probe diverged at an l2 strength of {l2}.")
+    return theta.detach()

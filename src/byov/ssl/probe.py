@@ -1,0 +1,240 @@
+"""Probes: what an encoder's features say about labels it never saw, at the posterior mean and under draws.
+
+A head that is read under draws is fitted under draws: its training features come from draws of their own, each example
+once per draw, and its probabilities are averaged over the draws it is read under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Protocol, Unpack
+
+from torch import Generator, Tensor, nn
+
+from byov.data.datasets import ImageSet
+from byov.metrics.functional import accuracy, brier_decomposition, brier_score, calibration_error, nll
+from byov.posterior.random import stream
+from byov.prediction.result import Moments, Prediction
+from byov.ssl.features import Encoder, Options, feature_draws, features
+from byov.ssl.knn import KNN
+from byov.ssl.linear import L2, linear_probe
+
+FIT, READ = 0, 1  # the streams of random numbers that draws come from
+
+
+class Head(Protocol):
+    """From features (N, D) to class probabilities (N, C); `LinearProbe` and `KNN` are heads."""
+
+    def probabilities(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How probes are fitted and read.
+
+    Attributes:
+        k: how many neighbours the nearest-neighbour head asks.
+        temperature: of their votes.
+        l2: the strengths the linear head chooses from, or the only one.
+        holdout: the share of the training examples it chooses on.
+        max_iter: of its L-BFGS.
+        draws_fit: how many draws a head is fitted under that will be read under draws.
+        draws_read: how many draws it is read under; 0 leaves draws out.
+        bins: of the calibration error.
+        seed: of the held-out part and of the draws.
+    """
+
+    k: int = 200
+    temperature: float = 0.1
+    l2: tuple[float, ...] = L2
+    holdout: float = 0.1
+    max_iter: int = 200
+    draws_fit: int = 8
+    draws_read: int = 30
+    bins: int = 15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws_fit < 1 or self.draws_read < 0:
+            given = f"draws_fit={self.draws_fit} and draws_read={self.draws_read}"
+            raise ValueError(f"A probe is fitted under at least one draw and read under none or more, not {given}.")
+
+
+def fit_heads(
+    train_features: Tensor, labels: Tensor, classes: int | None = None, settings: ProbeSettings | None = None
+) -> dict[str, Head]:
+    """A "linear" and a "knn" head on features (N, D), or under draws on (S, N, D): each example once per draw."""
+    s = settings or ProbeSettings()
+    fit = {"l2": s.l2, "holdout": s.holdout, "max_iter": s.max_iter, "seed": s.seed}
+    return {
+        "linear": linear_probe(train_features, labels, classes=classes, **fit),  # type: ignore[arg-type]
+        "knn": KNN(train_features, labels, s.k, s.temperature, classes),
+    }
+
+
+class Probe:
+    """An encoder with heads on it, which predicts images.
+
+    Args:
+        model: what `Encoder.of` takes.
+        at_mean: the heads by name, fitted on features at μ.
+        under_draws: those fitted on features under draws, if the encoder has a posterior.
+        seed: of the draws that `predict` reads under; they are the same at every call.
+        options: how images are handed to the encoder; see `byov.ssl.features.extract`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Encoder,
+        at_mean: Mapping[str, Head],
+        under_draws: Mapping[str, Head] | None = None,
+        seed: int = 0,
+        **options: Unpack[Options],
+    ) -> None:
+        self.encoder = Encoder.of(model)
+        self.at_mean, self.under_draws = dict(at_mean), dict(under_draws or {})
+        self.seed, self.options = seed, options
+
+    @classmethod
+    def fit(
+        cls,
+        model: nn.Module | Encoder,
+        images: Tensor,
+        labels: Tensor,
+        classes: int | None = None,
+        settings: ProbeSettings | None = None,
+        **options: Unpack[Options],
+    ) -> Probe:
+        """Fit heads at μ, and for an encoder with a posterior also under `settings.draws_fit` draws."""
+        s = settings or ProbeSettings()
+        encoder = Encoder.of(model)
+        at_mean = fit_heads(features(encoder, images, **options), labels, classes, s)
+        under_draws = None
+        if encoder.posterior is not None and s.draws_read:
+            generator = _generator(encoder, s.seed, FIT)
+            drawn = features(encoder, images, s.draws_fit, generator, **options)
+            under_draws = fit_heads(drawn, labels, classes, s)
+        return cls(encoder, at_mean, under_draws, s.seed, **options)
+
+    def predict(self, images: Tensor, draws: int | None = None, head: str = "linear") -> Prediction:
+        """What one head predicts; `.mean` holds the probabilities (N, C). See `predict_heads`."""
+        heads = self.at_mean if draws is None else self.under_draws
+        if head not in heads:
+            state = "at the posterior mean" if draws is None else "under draws"
+            raise ValueError(f"The probe has no head {head!r} fitted {state}; it has {sorted(heads)}.")
+        return self._predict(images, draws, {head: heads[head]})[head]
+
+    def predict_heads(self, images: Tensor, draws: int | None = None) -> dict[str, Prediction]:
+        """What every head predicts from the same features: at μ, or averaged over `draws` draws of the encoder.
+
+        As in `byov.predict`, `entropy` is the total and `mutual_information` the epistemic uncertainty (0 at μ). The
+        same draws are used whatever the images, so that clean and shifted ones are read by the same networks.
+        """
+        if draws is not None and not self.under_draws:
+            raise ValueError(
+                "The probe has no heads fitted under draws: the encoder has no posterior, or none were asked."
+            )
+        return self._predict(images, draws, self.at_mean if draws is None else self.under_draws)
+
+    def _predict(self, images: Tensor, draws: int | None, heads: Mapping[str, Head]) -> dict[str, Prediction]:
+        if draws is None:
+            each = iter([features(self.encoder, images, **self.options)])
+        else:
+            generator = _generator(self.encoder, self.seed, READ)
+            each = feature_draws(self.encoder, images, draws, generator, **self.options)
+        moments = {name: Moments("classification") for name in heads}
+        for x in each:
+            for name, head in heads.items():
+                moments[name].update(head.probabilities(x)[None])
+        return {
+            name: Prediction(**moment.result(None), samples=moment.count, strategy="loop")  # type: ignore[arg-type]
+            for name, moment in moments.items()
+        }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of class probabilities; shares, not per cent. The Brier score is that of its four parts."""
+
+    top1: float
+    top5: float
+    ece: float
+    nll: float
+    brier: float
+    uncertainty: float
+    resolution: float
+    reliability: float
+    within_bin: float
+
+    @classmethod
+    def of(cls, probs: Tensor, labels: Tensor, bins: int = 15) -> Scores:
+        """Score (N, C) probabilities; with fewer than five classes top-5 is 1."""
+        labels = labels.to(probs.device)
+        parts = brier_decomposition(probs, labels)
+        return cls(
+            top1=accuracy(probs, labels).item(),
+            top5=accuracy(probs, labels, top_k=min(5, probs.shape[1])).item(),
+            ece=calibration_error(probs, labels, bins=bins).item(),
+            nll=nll(probs, labels).item(),
+            brier=brier_score(probs, labels).item(),
+            **{name: part.item() for name, part in parts._asdict().items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeResult:
+    """What `evaluate_probe` found, by reading: "linear" and "knn" at μ; "linear_draws" and "knn_draws" under draws."""
+
+    scores: dict[str, Scores]
+    predictions: dict[str, Prediction]
+    probe: Probe
+    settings: ProbeSettings
+
+    def numbers(self) -> dict[str, float]:
+        """The scores in one level, as a table or a JSON file wants them: "linear_draws/ece" and so on."""
+        return {f"{name}/{score}": value for name, s in self.scores.items() for score, value in asdict(s).items()}
+
+
+def evaluate_probe(
+    model: nn.Module | Encoder,
+    train: ImageSet | tuple[Tensor, Tensor],
+    test: ImageSet | tuple[Tensor, Tensor],
+    settings: ProbeSettings | None = None,
+    **options: Unpack[Options],
+) -> ProbeResult:
+    """Fit probes on the training images and score them on the test images, at μ and under draws.
+
+    A pure function of its arguments: the model is left as it was, and the draws come from `settings.seed`.
+
+    Args:
+        model: what `Encoder.of` takes; without a posterior there are no readings under draws.
+        train: an image set, or (images, labels).
+        test: likewise, of the same classes.
+        settings: how probes are fitted and read.
+        options: how images are handed to the encoder; see `byov.ssl.features.extract`.
+    """
+    s = settings or ProbeSettings()
+    (images, labels, classes), (test_images, test_labels, _) = _labelled(train, "train"), _labelled(test, "test")
+    if int(test_labels.max()) >= classes:
+        raise ValueError(f"The test labels reach {int(test_labels.max())}, but the training set has {classes} classes.")
+    probe = Probe.fit(model, images, labels, classes, s, **options)
+    predictions = probe.predict_heads(test_images)
+    if probe.under_draws:
+        drawn = probe.predict_heads(test_images, s.draws_read)
+        predictions |= {f"{name}_draws": prediction for name, prediction in drawn.items()}
+    scores = {name: Scores.of(prediction.mean, test_labels, s.bins) for name, prediction in predictions.items()}
+    return ProbeResult(scores, predictions, probe, s)
+
+
+def _labelled(data: ImageSet | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, int]:
+    """Images, labels and the number of classes."""
+    images, labels = (data.images, data.labels) if isinstance(data, ImageSet) else data
+    if labels is None or len(labels) != len(images) or not len(labels):
+        raise ValueError(f"A probe needs a label for every {name} image.")
+    return images, labels, len(data.class_names) if isinstance(data, ImageSet) else int(labels.max()) + 1
+
+
+def _generator(encoder: Encoder, seed: int, of: int) -> Generator:
+    """On the weights' device, where a draw is quick: the same seed gives other draws on another kind of device."""
+    return Generator(encoder.device or "cpu").manual_seed(stream(seed, of))
