@@ -1,0 +1,316 @@
+"""Optimizers for networks and posteriors alike: a flat tensor is treated as the layers' tensors that it holds.
+
+BYOL and its kin exclude biases and norms from weight decay, and from LARS's adaptation. On a `BayesianModule` one flat
+tensor holds weights, biases and norms of many layers, so every parameter comes with the *segments* it is made of, and
+which of them are *regular*, that is, not excluded. A log-variance is never decayed nor adapted: its zero means σ = 1,
+and nothing pulls it there but the KL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from inspect import unwrap
+from math import isfinite
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from byov.posterior.factor import Factor
+from byov.posterior.layout import occurrences
+from byov.posterior.module import BayesianModule
+from byov.posterior.select import norm_layers
+
+Name = Literal["adamw", "adam", "sgd", "lars"]
+Group = dict[str, Any]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float = 0.0) -> list[Group]:
+    """The trainable parameters in up to three groups: `weights`, `excluded` (biases and norms) and `log_var`.
+
+    A flat tensor is among the `weights`, with its segments: `sizes` has for each parameter the lengths of its
+    segments along the last dimension, or None for a parameter that is one whole; `regular` says of each segment
+    whether it is decayed and adapted. Both are plain lists, so that they travel with the optimizer's state.
+    """
+    nets = {factor: m.net for m in model.modules() if isinstance(m, BayesianModule) for factor in m.q}
+    groups: dict[str, Group] = {
+        "weights": {"params": [], "sizes": [], "regular": [], "decay": weight_decay},
+        "excluded": {"params": [], "adapt": False, "decay": 0.0},
+        "log_var": {"params": [], "adapt": False, "decay": 0.0},
+    }
+    for parameter, [(name, module), *_] in occurrences(model):
+        if not parameter.requires_grad:
+            continue
+        role = "weights"
+        if isinstance(module, Factor):
+            if name.endswith("log_var"):
+                role = "log_var"
+            sizes: list[int] | None = list(module.layout.sizes)
+            slots = module.layout.slots
+            regular = [_regular(slot.name, nets[module].get_submodule(slot.layer), slot.shape) for slot in slots]
+        else:
+            sizes, regular = None, [_regular(name, module, tuple(parameter.shape))]
+            role = "weights" if regular[0] else "excluded"
+        groups[role]["params"].append(parameter)
+        if role == "weights":
+            groups[role]["sizes"].append(sizes)
+            groups[role]["regular"].append(regular)
+    if not any(group["params"] for group in groups.values()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameters.")
+    return [{"role": role, **group} for role, group in groups.items() if group["params"]]
+
+
+def _regular(name: str, module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is decayed and adapted: not a bias, a norm's, nor another vector or number (a layer scale)."""
+    return len(shape) > 1 and "bias" not in name.rpartition(".")[2] and not norm_layers(name, module, torch.empty(0))
+
+
+def _segments(tensor: Tensor, sizes: list[int] | None) -> list[Tensor]:
+    """Views of the segments; those of K components are K·S, for each component is a network of its own."""
+    if sizes is None:
+        return [tensor]
+    rows = tensor.unbind() if tensor.dim() > 1 else (tensor,)
+    return [piece for row in rows for piece in torch.split(row, sizes)]
+
+
+def _regular_segments(group: Group, tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """The regular segments of one tensor per parameter of the group; None, a parameter without gradient, has none."""
+    found: list[Tensor] = []
+    if "regular" not in group:
+        return [t for t in tensors if t is not None] if group.get("adapt", True) else found
+    for tensor, sizes, regular in zip(tensors, group["sizes"], group["regular"], strict=True):
+        if tensor is not None and all(regular) and sizes is None:
+            found.append(tensor)
+        elif tensor is not None:
+            pieces = _segments(tensor, sizes)
+            found += [p for p, keep in zip(pieces, regular * (len(pieces) // len(regular)), strict=True) if keep]
+    return found
+
+
+def _with_gradient(group: Group) -> list[Tensor | None]:
+    return [p if p.grad is not None else None for p in group["params"]]
+
+
+def _decayed_gradients(group: Group) -> list[Tensor | None]:
+    """g + λw in new tensors, None where there is no gradient; only regular segments are decayed."""
+    gradients = [p.grad.clone() if p.grad is not None else None for p in group["params"]]
+    weights = _regular_segments(group, _with_gradient(group))
+    if group["decay"] and weights:
+        torch._foreach_add_(_regular_segments(group, gradients), weights, alpha=group["decay"])
+    return gradients
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling (You et al. 2017), as in BYOL's code:
+
+        u = g + λw        u ← η‖w‖/‖u‖ · u  (1 where either norm is 0)        m ← μm + u        w ← w − lr·m
+
+    Decay and adaptation are per regular segment. A group may give `sizes` and `regular` as `parameter_groups` does;
+    without them each tensor is one segment, regular unless the group says `adapt=False`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        eta: float = 1e-3,
+        weight_decay: float = 0.0,
+    ) -> None:
+        _check(lr=lr, momentum=momentum, eta=eta, weight_decay=weight_decay)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "eta": eta, "decay": weight_decay, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            updates = _decayed_gradients(group)
+            if group["adapt"]:
+                _adapt(group, updates)
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                momenta = [self._momentum(p) for p in params]
+                torch._foreach_mul_(momenta, group["momentum"])
+                torch._foreach_add_(momenta, [u for u in updates if u is not None])
+                torch._foreach_add_(params, torch._foreach_mul(momenta, -group["lr"]))
+        return loss
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        return state["momentum"]
+
+
+def _adapt(group: Group, updates: list[Tensor | None]) -> None:
+    weights, pieces = _regular_segments(group, _with_gradient(group)), _regular_segments(group, updates)
+    if weights:
+        of_w, of_u = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(pieces))
+        trust = torch.where((of_w > 0) & (of_u > 0), group["eta"] * of_w / of_u, 1.0)
+        torch._foreach_mul_(pieces, trust.unbind())
+
+
+class _AdamW(torch.optim.AdamW):
+    """AdamW that decays regular segments only: w ← (1 − lr·λ)w, then Adam's step."""
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, weight_decay=0.0, **options)
+        self._step_supports_amp_scaling = False  # else a step that the scaler skips would decay all the same
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            weights = _regular_segments(group, _with_gradient(group))
+            if group["decay"] and weights:
+                torch._foreach_mul_(weights, 1.0 - group["lr"] * group["decay"])
+        # Unwrapped: torch runs the step's hooks around this method already.
+        unwrap(torch.optim.AdamW.step)(self)
+        return loss
+
+
+class _Adam(torch.optim.Adam):
+    """Adam whose L2 penalty, g + λw, is on regular segments only."""
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, weight_decay=0.0, **options)
+        self._step_supports_amp_scaling = False  # else the penalty would be added to a scaled gradient
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        return _coupled_step(self, unwrap(torch.optim.Adam.step), closure)
+
+
+class _SGD(torch.optim.SGD):
+    """SGD whose L2 penalty, g + λw, is on regular segments only."""
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, weight_decay=0.0, **options)
+        self._step_supports_amp_scaling = False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        return _coupled_step(self, unwrap(torch.optim.SGD.step), closure)
+
+
+def _coupled_step(optimizer: Optimizer, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
+    """One step on g + λw; the gradients themselves are left as they were."""
+    loss = _evaluate(closure)
+    decayed = [group for group in optimizer.param_groups if group["decay"]]
+    kept = [(p, p.grad) for group in decayed for p in group["params"]]
+    try:
+        for group in decayed:
+            for parameter, gradient in zip(group["params"], _decayed_gradients(group), strict=True):
+                parameter.grad = gradient
+        step(optimizer)
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+    return loss
+
+
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def adamw(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    fused: bool | None = None,
+) -> torch.optim.AdamW:
+    """AdamW with decoupled decay of weights, never of biases, norms and log-variances."""
+    _check(lr=lr, weight_decay=weight_decay)
+    kind = _AdamW if weight_decay else torch.optim.AdamW
+    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=_fused(model, fused))
+
+
+def adam(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    fused: bool | None = None,
+) -> torch.optim.Adam:
+    """Adam with an L2 penalty on weights, never on biases, norms and log-variances."""
+    _check(lr=lr, weight_decay=weight_decay)
+    kind = _Adam if weight_decay else torch.optim.Adam
+    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=_fused(model, fused))
+
+
+def sgd(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    fused: bool | None = None,
+) -> torch.optim.SGD:
+    """SGD with momentum and an L2 penalty on weights, never on biases, norms and log-variances."""
+    _check(lr=lr, weight_decay=weight_decay, momentum=momentum)
+    kind = _SGD if weight_decay else torch.optim.SGD
+    groups = parameter_groups(model, weight_decay)
+    return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_fused(model, fused))
+
+
+def lars(model: nn.Module, lr: float, weight_decay: float = 0.0, momentum: float = 0.9, eta: float = 1e-3) -> LARS:
+    """LARS over the layers' tensors, also where a posterior holds many of them in one."""
+    _check(lr=lr, weight_decay=weight_decay, momentum=momentum, eta=eta)
+    return LARS(parameter_groups(model, weight_decay), lr, momentum, eta)
+
+
+def build_optimizer(
+    name: Name,
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    momentum: float = 0.9,
+    eta: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Optimizer:
+    """An optimizer by name: `adamw` and `adam` take `betas`, `sgd` and `lars` take `momentum`, `lars` takes `eta`."""
+    if name == "adamw":
+        return adamw(model, lr, weight_decay, betas)
+    if name == "adam":
+        return adam(model, lr, weight_decay, betas)
+    if name == "sgd":
+        return sgd(model, lr, weight_decay, momentum)
+    if name == "lars":
+        return lars(model, lr, weight_decay, momentum, eta)
+    raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Give every group the learning rate `lr`, times the group's `lr_scale`.
+
+    Where a group has none, it is the ratio of its learning rate to the optimizer's own when this is first called; it is
+    kept in the group, so that a learning rate of 0 on the way does not lose it.
+    """
+    _check(lr=lr)
+    own = float(optimizer.defaults["lr"])
+    for group in optimizer.param_groups:
+        group.setdefault("lr_scale", float(group["lr"]) / own if own else 1.0)
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # a compiled step reads it: keep the tensor
+            group["lr"].fill_(lr * group["lr_scale"])
+        else:
+            group["lr"] = lr * group["lr_scale"]
+
+
+def _fused(model: nn.Module, fused: bool | None) -> bool | None:
+    """One kernel per flat tensor where there is one: on CUDA, for real floating-point parameters."""
+    if fused is not None:
+        return fused
+    return True if all(p.is_cuda and p.is_floating_point() for p in model.parameters() if p.requires_grad) else None
+
+
+def _check(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (isfinite(value) and value >= 0):
+            raise ValueError(f"An optimizer's {name} is a number of at least 0, not {value}.")
