@@ -45,7 +45,14 @@ def test_two_gaussians_have_the_closed_form() -> None:
     assert fpr95(inside, outside).item() == pytest.approx(fpr, abs=0.018)
 
 
+def test_seven_per_cent_of_a_hundred_are_seven() -> None:
+    """0.07 · 100 is 7.000000000000001 in floating point, which must not ask for an eighth."""
+    outside = torch.arange(100.0)
+    assert fpr_at_tpr(torch.tensor([91.5, 92.5, 93.5]), outside, tpr=0.07).item() == pytest.approx(1 / 3)
+
+
 def test_float64_scores_are_not_rounded_together() -> None:
-    inside = torch.tensor([1.0], dtype=torch.float64)
+    inside = torch.tensor([1 + 1e-12], dtype=torch.float64)
     assert ood_auroc(inside, inside + 1e-12) == 1
     assert ood_auroc(inside, inside) == 0.5
+    assert ood_auroc(inside, inside - 5e-13) == 0

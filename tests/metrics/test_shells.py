@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_utilities.core.apply_func import apply_to_collection
 from torchmetrics import Metric, MetricCollection
 
 from byov import metrics
@@ -59,6 +60,16 @@ def test_float_and_half_leave_the_states_alone(case: Case) -> None:
     metric = fed(case, torch.arange(SAMPLES), case.build().half().to("cpu"))
     assert metric.dtype == torch.float64
     assert_equal(metric.compute(), case.expected())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@everything
+def test_a_device_gives_the_same_numbers(case: Case) -> None:
+    metric = case.build().to("cuda")
+    for arguments in case.batch(torch.arange(SAMPLES)):
+        metric.update(*(a.cuda() if isinstance(a, torch.Tensor) else a for a in arguments))
+    value = metric.compute()
+    assert_equal(apply_to_collection(value, torch.Tensor, torch.Tensor.cpu), case.expected())
 
 
 @everything

@@ -1,7 +1,7 @@
 """What every metric asks of its input, one sentence per refusal.
 
-A check reads its tensor once and moves a few numbers to the host at once, so that on an accelerator a good batch costs
-one synchronisation.
+A check moves all it needs to know of its tensor to the host at once: on an accelerator, one synchronisation for the
+forecasts and one for the labels.
 """
 
 import math
