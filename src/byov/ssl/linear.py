@@ -10,12 +10,15 @@ from torch import Generator, Tensor, nn
 
 L2 = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """The strengths tried by default, from strong to weak: each fit starts where the last one ended."""
+TOLERANCE = 1e-6
+"""The largest slope of the objective at which a fit ends."""
 
 
 class LinearProbe(nn.Module):
     """Logits W (x − center)/scale + b.
 
-    Its state is four plain tensors: `LinearProbe(**probe.state_dict())` is the same probe. `l2` is the strength it was fitted with, where it was fitted.
+    Its state is four plain tensors: `LinearProbe(**probe.state_dict())` is the same probe. `l2` is the strength it was
+    fitted with, where it was fitted.
     """
 
     weight: Tensor
@@ -52,7 +55,7 @@ def linear_probe(
     l2: float | Sequence[float] = L2,
     holdout: float = 0.1,
     seed: int = 0,
-    max_iter: int = 200,
+    max_iter: int = 500,
     dtype: torch.dtype | None = None,
 ) -> LinearProbe:
     """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x.
@@ -127,7 +130,7 @@ def _choose(
     fit, test = _rows(x[:, order[held:]], labels[order[held:]]), _rows(x[:, order[:held]], labels[order[:held]])
     best, chosen, chosen_theta, worse = float("inf"), strengths[0], theta, 0
     for strength in strengths:
-        theta = _fit(*fit, theta, strength, max_iter, tolerance=1e-5)
+        theta = _fit(*fit, theta, strength, max_iter)
         score = _nll(*test, theta).item()
         if score < best:
             best, chosen, chosen_theta, worse = score, strength, theta, 0
@@ -142,14 +145,17 @@ def _nll(x: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, theta[:, :-1], theta[:, -1]), labels)
 
 
-def _fit(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int, tolerance: float = 1e-6) -> Tensor:
-    """θ = (W, b) where no slope is above the tolerance, or after `max_iter` steps."""
+def _fit(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int) -> Tensor:
+    """θ = (W, b) where no slope is above the tolerance, or after `max_iter` steps.
+
+    One tolerance for choosing and for the last fit: a loose one regularises too, and would choose a strength too weak.
+    """
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [theta],
         max_iter=max_iter,
         history_size=20,
-        tolerance_grad=tolerance,
+        tolerance_grad=TOLERANCE,
         tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
     )

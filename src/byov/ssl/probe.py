@@ -49,7 +49,7 @@ class ProbeSettings:
     temperature: float = 0.1
     l2: tuple[float, ...] = L2
     holdout: float = 0.1
-    max_iter: int = 200
+    max_iter: int = 500
     draws_fit: int = 8
     draws_read: int = 30
     bins: int = 15
