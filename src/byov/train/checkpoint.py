@@ -1,6 +1,6 @@
 """A checkpoint: one safetensors file whose metadata holds, as JSON, the tree that the tensors hang on. No pickle.
 
-The tree is dicts (keys str or int), lists, tuples, None, bool, int, float, str and tensors. JSON holds it as is, but for
+The tree is dicts (keys str or int), lists, tuples, None, bool, int, float, str and tensors. JSON has it as it is, but
 
     a tensor                              {"$tensor": its name in the file}
     a tuple                               {"$tuple": [...]}

@@ -62,7 +62,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0) -> list[Group]
 
 
 def _regular(name: str, module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is decayed and adapted: not a bias, a norm's, nor another vector or number (a layer scale)."""
+    """Whether a parameter is decayed and adapted: not a bias, a norm's, or another vector (a layer scale)."""
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2] and not norm_layers(name, module, torch.empty(0))
 
 
@@ -122,7 +122,7 @@ class LARS(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "eta": eta, "decay": weight_decay, "adapt": True})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _evaluate(closure)
         for group in self.param_groups:
             updates = _decayed_gradients(group)
@@ -159,7 +159,7 @@ class _AdamW(torch.optim.AdamW):
         self._step_supports_amp_scaling = False  # else a step that the scaler skips would decay all the same
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _evaluate(closure)
         for group in self.param_groups:
             weights = _regular_segments(group, _with_gradient(group))
@@ -178,7 +178,7 @@ class _Adam(torch.optim.Adam):
         self._step_supports_amp_scaling = False  # else the penalty would be added to a scaled gradient
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return _coupled_step(self, unwrap(torch.optim.Adam.step), closure)
 
 
@@ -190,7 +190,7 @@ class _SGD(torch.optim.SGD):
         self._step_supports_amp_scaling = False
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return _coupled_step(self, unwrap(torch.optim.SGD.step), closure)
 
 
