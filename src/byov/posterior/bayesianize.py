@@ -53,6 +53,7 @@ def bayesianize(
     # Where a copied tensor would be, `deepcopy` finds None in its memo: the copy never holds what the factors hold.
     husk = copy.deepcopy(net, memo=removed)
     _free_recurrent(husk)
+    _free_batchnorm(husk)
     return BayesianModule(husk, factors, prior if prior is not None else Normal(), shared_draw, list(net.state_dict()))
 
 
@@ -99,3 +100,17 @@ def _free_recurrent(husk: nn.Module) -> None:
             for name in [n for n, p in module._parameters.items() if p is None]:
                 del module._parameters[name]
                 setattr(module, name, None)
+
+
+def _free_batchnorm(husk: nn.Module) -> None:
+    """BatchNorm adds its count of batches to a state that has no version, as one read from safetensors.
+
+    Where an ensemble holds that count, the key has to go again before it is found unexpected.
+    """
+    for module in husk.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.num_batches_tracked is None:
+            module._register_load_state_dict_pre_hook(_drop_count)
+
+
+def _drop_count(state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state.pop(f"{prefix}num_batches_tracked", None)
