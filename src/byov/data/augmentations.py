@@ -1,0 +1,157 @@
+"""BYOV's out-of-distribution augmentations, batched, at five severities.
+
+The paper names Gaussian noise, shearing and salt-and-pepper noise among "various augmentations" and gives no strengths:
+the list and the numbers here are ours. Lengths are in units of the image's shorter side, so that they hold at any size.
+What has a direction or a sign draws it for each image; only the severity sets the strength.
+"""
+
+import torch
+from torch import Tensor
+
+from byov.data import colour, filters, geometry
+from byov.data.corruptions import noise
+from byov.data.jpeg import jpeg as jpeg_round_trip
+from byov.data.shift import Shift, find, integers, normal, shift, signs, uniform
+
+
+@shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))
+def gaussian_noise(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
+    """x + σε, ε ~ N(0, 1)."""
+    return normal(images.shape, images, generator).mul_(sigma).add_(images)
+
+
+@shift(byov=(0.01, 0.03, 0.06, 0.12, 0.2))
+def salt_and_pepper(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
+    """Whole pixels turn black or white, each with probability amount/2."""
+    count, _, height, width = images.shape
+    return noise.salt_and_pepper(images, uniform((count, 1, height, width), 0.0, 1.0, images, generator), amount)
+
+
+@shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))
+def shear(images: Tensor, generator: torch.Generator | None, slope: float) -> Tensor:
+    """A horizontal shear by ± slope about the centre, black outside."""
+    linear = torch.eye(2, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
+    linear[:, 0, 1] = slope * signs((images.shape[0],), images, generator)
+    return geometry.affine_about_centre(images, linear, "black")
+
+
+@shift(byov=(5, 10, 20, 30, 45))
+def rotation(images: Tensor, generator: torch.Generator | None, degrees: float) -> Tensor:
+    """A rotation by ± degrees about the centre, black outside."""
+    angles = torch.deg2rad(degrees * signs((images.shape[0],), images, generator))
+    cos, sin = torch.cos(angles), torch.sin(angles)
+    return geometry.affine_about_centre(images, torch.stack((cos, -sin, sin, cos), dim=1).view(-1, 2, 2), "black")
+
+
+@shift(byov=(0.05, 0.1, 0.15, 0.2, 0.3))
+def translation(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
+    """A move by `distance` sides in a direction drawn from the circle, black outside."""
+    angles = uniform((images.shape[0],), 0.0, 2.0 * torch.pi, images, generator)
+    pixels = distance * min(images.shape[-2:])
+    matrices = torch.eye(2, 3, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
+    matrices[:, :, 2] = pixels * torch.stack((torch.cos(angles), torch.sin(angles)), dim=1)
+    return geometry.affine(images, matrices, "black")
+
+
+@shift(byov=(0.015, 0.025, 0.035, 0.05, 0.07))
+def blur(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
+    """A Gaussian blur with a standard deviation of σ sides."""
+    return filters.gaussian_blur(images, sigma * min(images.shape[-2:]))
+
+
+@shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))
+def brightness(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
+    """x ± amount."""
+    return images + amount * signs((images.shape[0], 1, 1, 1), images, generator)
+
+
+@shift(byov=(0.7, 0.5, 0.35, 0.2, 0.1))
+def contrast(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
+    """m + factor·(x − m), with m the mean grey of the image."""
+    return torch.lerp(colour.luma(images).mean(dim=(1, 2, 3), keepdim=True), images, factor)
+
+
+@shift(rgb_only=True, byov=(0.75, 0.5, 0.3, 0.15, 0.0))
+def saturation(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
+    """g + factor·(x − g), with g the grey of the pixel."""
+    return torch.lerp(colour.luma(images), images, factor)
+
+
+@shift(rgb_only=True, byov=(0.05, 0.1, 0.2, 0.3, 0.5))
+def hue(images: Tensor, generator: torch.Generator | None, turns: float) -> Tensor:
+    """The hue is turned by ± this part of the colour circle."""
+    return colour.rotate_hue(images, turns * signs((images.shape[0],), images, generator))
+
+
+@shift(byov=(0.9, 0.75, 0.6, 0.45, 0.3))
+def solarize(images: Tensor, generator: torch.Generator | None, threshold: float) -> Tensor:
+    """1 − x where x ≥ threshold."""
+    return torch.where(images >= threshold, 1.0 - images, images)
+
+
+@shift(byov=(5, 4, 3, 2, 1))
+def posterize(images: Tensor, generator: torch.Generator | None, bits: int) -> Tensor:
+    """The eight bits of each value are cut to the highest `bits`."""
+    step = 2 ** (8 - bits)
+    return (images * 255.0).round_().div_(step).floor_().mul_(step / 255.0)
+
+
+@shift(byov=(0.005, 0.01, 0.015, 0.02, 0.03))
+def elastic(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
+    """A smooth random displacement with a standard deviation of `distance` sides along each axis.
+
+    It is white noise blurred by σ = 0.06 sides; U(−1, 1) noise so blurred has a standard deviation of 1/(√3 · 2√π σ).
+    """
+    side = min(images.shape[-2:])
+    sigma = max(0.06 * side, 1.0)
+    down, right = geometry.smooth_displacement(images, sigma, generator)
+    amplitude = distance * side * (3.0**0.5 * 2.0 * torch.pi**0.5 * sigma)
+    rows, columns = geometry.pixel_grid(images)
+    return geometry.warp(images, rows + amplitude * down, columns + amplitude * right, "symmetric")
+
+
+@shift(byov=(0.2, 0.3, 0.4, 0.5, 0.6))
+def cutout(images: Tensor, generator: torch.Generator | None, length: float) -> Tensor:
+    """A grey square (0.5) of `length` sides at a random place inside the image."""
+    count, _, height, width = images.shape
+    square = max(1, round(length * min(height, width)))
+    top = integers((count, 1, 1), 0, height - square + 1, images, generator)
+    left = integers((count, 1, 1), 0, width - square + 1, images, generator)
+    rows = torch.arange(height, device=images.device)[:, None]
+    columns = torch.arange(width, device=images.device)
+    inside = (rows >= top) & (rows < top + square) & (columns >= left) & (columns < left + square)
+    return images.masked_fill(inside[:, None], 0.5)
+
+
+@shift(byov=(50, 30, 20, 10, 5))
+def jpeg(images: Tensor, generator: torch.Generator | None, quality: int) -> Tensor:
+    """JPEG at the given quality."""
+    return jpeg_round_trip(images, quality)
+
+
+AUGMENTATIONS: dict[str, Shift] = {
+    augmentation.name: augmentation
+    for augmentation in (
+        gaussian_noise,
+        salt_and_pepper,
+        shear,
+        rotation,
+        translation,
+        blur,
+        brightness,
+        contrast,
+        saturation,
+        hue,
+        solarize,
+        posterize,
+        elastic,
+        cutout,
+        jpeg,
+    )
+}
+"""The augmentations by name."""
+
+
+def augment(images: Tensor, name: str, severity: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    """The images under the augmentation `name` at a severity from 1 to 5; the contract is that of `corrupt`."""
+    return find(AUGMENTATIONS, name, "augmentation")(images, severity, generator)
