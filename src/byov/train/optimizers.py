@@ -155,7 +155,7 @@ class _AdamW(torch.optim.AdamW):
     """AdamW that decays regular segments only: w ← (1 − lr·λ)w, then Adam's step."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
-        super().__init__(params, weight_decay=0.0, **options)
+        super().__init__(params, **options)
         self._step_supports_amp_scaling = False  # else a step that the scaler skips would decay all the same
 
     @torch.no_grad()
@@ -174,7 +174,7 @@ class _Adam(torch.optim.Adam):
     """Adam whose L2 penalty, g + λw, is on regular segments only."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
-        super().__init__(params, weight_decay=0.0, **options)
+        super().__init__(params, **options)
         self._step_supports_amp_scaling = False  # else the penalty would be added to a scaled gradient
 
     @torch.no_grad()
@@ -186,7 +186,7 @@ class _SGD(torch.optim.SGD):
     """SGD whose L2 penalty, g + λw, is on regular segments only."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
-        super().__init__(params, weight_decay=0.0, **options)
+        super().__init__(params, **options)
         self._step_supports_amp_scaling = False
 
     @torch.no_grad()
@@ -227,7 +227,7 @@ def adamw(
     """AdamW with decoupled decay of weights, never of biases, norms and log-variances."""
     _check(lr=lr, weight_decay=weight_decay)
     kind = _AdamW if weight_decay else torch.optim.AdamW
-    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=_fused(model, fused))
+    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
 
 
 def adam(
@@ -240,7 +240,7 @@ def adam(
     """Adam with an L2 penalty on weights, never on biases, norms and log-variances."""
     _check(lr=lr, weight_decay=weight_decay)
     kind = _Adam if weight_decay else torch.optim.Adam
-    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=_fused(model, fused))
+    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
 
 
 def sgd(
@@ -255,7 +255,7 @@ def sgd(
     _check(lr=lr, weight_decay=weight_decay, momentum=momentum)
     kind = _SGD if weight_decay else torch.optim.SGD
     groups = parameter_groups(model, weight_decay)
-    return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_fused(model, fused))
+    return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=0.0, fused=_fused(model, fused))
 
 
 def lars(model: nn.Module, lr: float, weight_decay: float = 0.0, momentum: float = 0.9, eta: float = 1e-3) -> LARS:

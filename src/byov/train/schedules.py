@@ -16,8 +16,9 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, base: float = 1.0, end
         raise ValueError(f"A warm-up of {warmup} steps does not fit into {total} steps.")
     if not (isfinite(base) and isfinite(end)):
         raise ValueError(f"A learning rate is a finite number, not {base} or {end}.")
+    step = max(step, 0)
     if step < warmup:
-        return base * max(step, 0) / warmup
+        return base * step / warmup
     if warmup == total:
         return base
     done = min((step - warmup) / (total - warmup), 1.0)
