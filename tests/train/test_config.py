@@ -1,0 +1,247 @@
+"""Recipes are read by the types their dataclasses declare, and come back equal from dicts and from TOML."""
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from byov.train.config import from_dict, load_config, to_dict, to_toml
+
+
+@dataclass(frozen=True)
+class Probe:
+    c: float = 1.0
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Train:
+    epochs: int = 10
+    lr: float = 1e-3
+    amp: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
+    tolerance: Optional[float] = 0.5  # noqa: UP045 (both spellings are read)
+    name: str | None = None
+    seeds: tuple[int, ...] | None = (1,)
+    size: int | str = 32
+    probe: Probe | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"train.epochs is at least 1, not {self.epochs}.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    seed: int = 0
+    train: Train = field(default_factory=Train)
+    probes: tuple[Probe, ...] = ()
+    β: float = 1.0
+
+
+@dataclass(frozen=True)
+class Strict:
+    data: str
+    level: Literal[1, 2] = 1
+
+
+def test_defaults_a_file_and_overrides_in_this_order(tmp_path: Path) -> None:
+    assert load_config(Recipe) == Recipe()
+    path = tmp_path / "r.toml"
+    path.write_text("seed = 3\n[train]\nepochs = 7\nlr = 1\n")
+    config = load_config(Recipe, path, ["train.epochs=9", "train.amp=true"])
+    assert config == Recipe(seed=3, train=Train(epochs=9, lr=1.0, amp=True))
+    assert type(config.train.lr) is float
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("train.epochs=1_000", Train(epochs=1000)),
+        ("train.lr=3e-4", Train(lr=3e-4)),
+        ("train.lr=inf", Train(lr=math.inf)),
+        ("train.amp=True", Train(amp=True)),
+        ("train.betas=0.8,0.9", Train(betas=(0.8, 0.9))),
+        ("train.betas = [0.8, 1]", Train(betas=(0.8, 1.0))),
+        ("train.kl_scale=none", Train(kl_scale="none")),
+        ("train.kl_scale=50000", Train(kl_scale=50000.0)),
+        ("train.tolerance=none", Train(tolerance=None)),
+        ("train.tolerance=0", Train(tolerance=0.0)),
+        ("train.name=a=b c", Train(name="a=b c")),
+        ("train.name=", Train(name="")),
+        ("train.seeds=", Train(seeds=())),
+        ("train.seeds=5", Train(seeds=(5,))),
+        ("train.seeds=(1, 2,)", Train(seeds=(1, 2))),
+        ("train.seeds=none", Train(seeds=None)),
+        ("train.size=64", Train(size=64)),
+        ("train.size=none", Train(size="none")),
+        ("train.probe.c=2", Train(probe=Probe(c=2.0))),
+        ("train.probe.layers=fc,conv.1", Train(probe=Probe(layers=("fc", "conv.1")))),
+        ('train.probe={c = 2, layers = ["x"]}', Train(probe=Probe(2.0, ("x",)))),
+    ],
+)
+def test_an_override_is_read_by_its_type(override: str, value: Train) -> None:
+    found = load_config(Recipe, None, [override]).train
+    assert repr(found) == repr(value)  # types too: 2 is not 2.0
+
+
+def test_a_base_is_inherited_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "root.toml").write_text("seed = 1\n[train]\nepochs = 5\nlr = 0.5\n[train.probe]\nc = 3.0\n")
+    (tmp_path / "deep" / "mid.toml").write_text('base = "../root.toml"\n[train]\nlr = 0.25\n')
+    (tmp_path / "top.toml").write_text('base = "deep/mid.toml"\n[train]\nprobe = "none"\n')
+    assert load_config(Recipe, tmp_path / "deep" / "mid.toml") == Recipe(1, Train(epochs=5, lr=0.25, probe=Probe(3.0)))
+    assert load_config(Recipe, tmp_path / "top.toml") == Recipe(1, Train(epochs=5, lr=0.25))
+    (tmp_path / "root.toml").write_text('base = "top.toml"\n')
+    with pytest.raises(ValueError, match="its own base"):
+        load_config(Recipe, tmp_path / "top.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.epoch=5", "There is no key 'train.epoch'; the nearest is 'train.epochs'."),
+        ("epochs=5", "There is no key 'epochs'; the nearest is 'train.epochs'."),
+        ("train.probe.cc=5", "There is no key 'train.probe.cc'; the nearest is 'train.probe.c'."),
+        ("train.epochs.x=5", "There is no key 'train.epochs.x'; the nearest is 'train.epochs'."),
+        ("train.epochs=5.5", "train.epochs is a whole number, not '5.5'."),
+        ("train.epochs=", "train.epochs is a whole number, not ''."),
+        ("train.lr=fast", "train.lr is a number, not 'fast'."),
+        ("train.amp=1", "train.amp is true or false, not '1'."),
+        ("train.betas=0.9", "train.betas is a list of 2, not '0.9'."),
+        ("train.kl_scale=data", "train.kl_scale is 'dataset' or 'parameters' or 'none' or a number, not 'data'."),
+        ("train.seeds=1,x", "train.seeds is a list, each a whole number or none, not '1,x'."),
+        ("train.epochs=0", "train.epochs is at least 1, not 0."),
+        ("train.epochs", "An override is key=value, not 'train.epochs'."),
+        ("=5", "An override is key=value, not '=5'."),
+        ("probes=[{cc = 1}]", "There is no key 'probes[0].cc'; the nearest is 'probes[0].c'."),
+    ],
+)
+def test_a_bad_override_gets_one_sentence(override: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        load_config(Recipe, None, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sead = 1", "There is no key 'sead'; the nearest is 'seed'."),
+        ("[train]\nepochs = '5'", "train.epochs is a whole number, not '5'."),
+        ("[train]\nepochs = true", "train.epochs is a whole number, not True."),
+        ("[train]\nlr = true", "train.lr is a number, not True."),
+        ("[train]\nbetas = [0.9, 'x']", "train.betas[1] is a number, not 'x'."),
+        ("[train]\nbetas = [0.9]", "train.betas is a list of 2, not [0.9]."),
+        (
+            "[train]\nkl_scale = 'data'",
+            "train.kl_scale is 'dataset' or 'parameters' or 'none' or a number, not 'data'.",
+        ),
+        (
+            "train = 5",
+            "train is a table with epochs, lr, amp, betas, kl_scale, tolerance, name, seeds, size, probe, not 5.",
+        ),
+        ("[train.probe]\nlayer = 1", "There is no key 'train.probe.layer'; the nearest is 'train.probe.layers'."),
+        ("base = 5", "base names another recipe, it cannot be 5."),
+        ("seed = ", "is not TOML"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_config(Recipe, tmp_path / "r.toml")
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"There is no recipe at .*no\.toml"):
+        load_config(Recipe, tmp_path / "no.toml")
+    (tmp_path / "r.toml").write_text('base = "gone.toml"')
+    with pytest.raises(FileNotFoundError, match=r"There is no recipe at .*gone\.toml"):
+        load_config(Recipe, tmp_path / "r.toml")
+    with pytest.raises(ValueError, match=r"The recipe lacks data, a text\."):
+        load_config(Strict)
+    assert load_config(Strict, None, ["data=x", "level=2"]) == Strict("x", 2)
+    with pytest.raises(ValueError, match="level is 1 or 2, not '3'"):
+        load_config(Strict, None, ["data=x", "level=3"])
+
+
+def test_wrong_calls() -> None:
+    with pytest.raises(TypeError, match="a list of key=value"):
+        load_config(Recipe, None, "seed=1")
+    with pytest.raises(TypeError, match="A config is a dataclass, not int"):
+        to_dict(5)
+    with pytest.raises(TypeError, match="A config is a dataclass, not dict"):
+        from_dict(dict, {})
+
+
+finite = st.floats(allow_nan=False)
+probes = st.builds(Probe, finite, st.lists(st.text(), max_size=3).map(tuple))
+trains = st.builds(
+    Train,
+    epochs=st.integers(1),
+    lr=finite,
+    amp=st.booleans(),
+    betas=st.tuples(finite, finite),
+    kl_scale=st.sampled_from(["dataset", "parameters", "none"]) | finite,
+    tolerance=st.none() | finite,
+    name=st.none() | st.text().filter(lambda text: text != "none"),
+    seeds=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
+    size=st.integers() | st.text(),
+    probe=st.none() | probes,
+)
+recipes = st.builds(Recipe, st.integers(), trains, st.lists(probes, max_size=2).map(tuple), finite)
+
+
+@settings(deadline=None, max_examples=150)
+@given(config=recipes)
+def test_dicts_and_toml_are_exact_inverses(config: Recipe) -> None:
+    plain = to_dict(config)
+    assert json.loads(json.dumps(plain)) == plain
+    assert repr(from_dict(Recipe, plain)) == repr(config)
+    text = to_toml(config)
+    tomllib.loads(text)
+    assert repr(_through_a_file(text)) == repr(config)
+
+
+def _through_a_file(text: str) -> Recipe:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "r.toml")
+        path.write_bytes(text.encode())
+        return load_config(Recipe, path)
+
+
+def test_a_dict_keeps_apart_what_toml_cannot() -> None:
+    """The text "none" where None is allowed: exact as a dict, refused as TOML rather than changed."""
+    config = Recipe(train=Train(name="none"))
+    assert from_dict(Recipe, to_dict(config)) == config
+    with pytest.raises(ValueError, match="'none'"):
+        to_toml(config)
+
+
+def test_nothing_is_mutated() -> None:
+    values: dict[str, Any] = {"train": {"epochs": 3, "betas": [0.1, 0.2]}}
+    before = json.dumps(values)
+    config = from_dict(Recipe, values)
+    plain = to_dict(config)
+    plain["train"]["betas"].append(5)
+    assert json.dumps(values) == before
+    assert config.train.betas == (0.1, 0.2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 5  # type: ignore[misc]
+
+
+def test_the_text_is_for_people() -> None:
+    text = to_toml(Recipe(train=Train(tolerance=None, probe=Probe(layers=("fc",)))))
+    assert text.startswith('seed = 0\nprobes = []\n"β" = 1.0\n\n[train]\nepochs = 10\nlr = 0.001\namp = false\n')
+    assert 'tolerance = "none"\n' in text
+    assert "name" not in text
+    assert text.endswith('[train.probe]\nc = 1.0\nlayers = ["fc"]\n')

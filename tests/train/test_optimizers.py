@@ -1,0 +1,331 @@
+"""Optimizers on posteriors equal plain loops over the layers' tensors, and resume to the bit."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import byov
+from byov.train import checkpoint
+from byov.train.optimizers import LARS, adam, adamw, build_optimizer, lars, parameter_groups, set_lr, sgd
+
+NAMES = ["adamw", "adam", "sgd", "lars"]
+
+
+class Net(nn.Module):
+    """A convolution, two norms, a tied linear map, a class token and a bias: all that exclusion has to tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3)
+        self.bn = nn.BatchNorm2d(6)
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.norm = nn.LayerNorm([4, 6])  # its weight is a matrix, and still a norm's
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+        self.scale = nn.Parameter(torch.full((6,), 0.9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x))).flatten(2).mT
+        x = self.norm(x + self.token)
+        return self.b(F.gelu(self.a(x)) * self.scale).mean(1)
+
+
+REGULAR = {"stem.weight", "token", "a.weight"}
+
+
+def made(seed: int = 0, dtype: torch.dtype = torch.float64) -> Net:
+    torch.manual_seed(seed)
+    return Net().to(dtype)
+
+
+def batches(n: int, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(5, 1, 4, 4, generator=g).to(dtype), torch.randint(6, (5,), generator=g)) for _ in range(n)]
+
+
+def train(model: nn.Module, optimizer: Any, data: list[tuple[Tensor, Tensor]]) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def reference(name: str, net: nn.Module, data: list[tuple[Tensor, Tensor]], lr: float, wd: float) -> dict[str, Tensor]:
+    """The textbook update of each parameter by itself, in a loop."""
+    m = {k: torch.zeros_like(p) for k, p in net.named_parameters()}
+    v = {k: torch.zeros_like(p) for k, p in net.named_parameters()}
+    for step, (x, y) in enumerate(data, start=1):
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        with torch.no_grad():
+            for k, p in net.named_parameters():
+                assert p.grad is not None
+                g, decay = p.grad, wd if k in REGULAR else 0.0
+                if name == "adamw":
+                    p *= 1 - lr * decay
+                else:
+                    g = g + decay * p
+                if name in ("adamw", "adam"):
+                    m[k], v[k] = 0.9 * m[k] + 0.1 * g, 0.999 * v[k] + 0.001 * g * g
+                    p -= lr * (m[k] / (1 - 0.9**step)) / ((v[k] / (1 - 0.999**step)).sqrt() + 1e-8)
+                else:
+                    if name == "lars" and k in REGULAR:
+                        g = g * (1e-3 * p.norm() / g.norm())
+                    m[k] = 0.9 * m[k] + g
+                    p -= lr * m[k]
+    return {k: p.detach() for k, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("rules", [None, "all", "some"])
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_posterior_at_its_mean_is_trained_as_the_plain_network(name: Any, wd: float, rules: str | None) -> None:
+    """The same weights to 1e-6 (measured: 1e-12 in float64) after six steps, covered whole, in part or not at all."""
+    lr = 3.0 if name == "lars" else 0.01
+    data = batches(6)
+    expected = reference(name, made(), data, lr, wd)
+    net = made()
+    if rules is None:
+        train(net, build_optimizer(name, net, lr, wd), data)
+        found = dict(net.named_parameters())
+    else:
+        cover = byov.Gaussian() if rules == "all" else {"a.*": byov.Gaussian(), "norm.*": byov.Gaussian()}
+        model = byov.bayesianize(net, cover)
+        optimizer = build_optimizer(name, model, lr, wd)
+        with model.at_mean():
+            train(model, optimizer, data)
+        found = model.point_state_dict()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_lars_differs_where_a_flat_tensor_is_taken_for_one_layer() -> None:
+    """So that the test above means something: one trust ratio for all layers gives other weights."""
+    data = batches(6)
+    expected = reference("lars", made(), data, 3.0, 0.0)
+    model = byov.bayesianize(made(), byov.Gaussian())
+    with model.at_mean():
+        train(model, LARS(model.parameters(), 3.0), data)
+    assert (model.point_state_dict()["a.weight"] - expected["a.weight"]).abs().max() > 1e-3
+
+
+def test_groups_of_a_posterior_with_points() -> None:
+    model = byov.bayesianize(made(), {"a.*": byov.Gaussian(), "norm.*": byov.EMP(3)})
+    weights, excluded, log_var = parameter_groups(model, weight_decay=0.5)
+    names = {id(p): n for n, p in model.named_parameters()}
+
+    def of(group: dict[str, Any]) -> list[str]:
+        return [names[id(p)] for p in group["params"]]
+
+    assert (weights["role"], excluded["role"], log_var["role"]) == ("weights", "excluded", "log_var")
+    assert of(log_var) == ["q.1.log_var"] or of(log_var) == ["q.0.log_var"]
+    assert sorted(of(excluded)) == ["net.b.bias", "net.bn.bias", "net.bn.weight", "net.scale", "net.stem.bias"]
+    by_name = dict(zip(of(weights), zip(weights["sizes"], weights["regular"], strict=True), strict=True))
+    assert by_name.pop("net.token") == by_name.pop("net.stem.weight") == (None, [True])
+    assert by_name == {
+        f"q.{i}.{role}": ([s.numel for s in factor.layout.slots], [s.name in REGULAR for s in factor.layout.slots])
+        for i, factor in enumerate(model.q)
+        for role in factor.roles
+        if role != "log_var"
+    }
+    assert (weights["decay"], excluded["decay"], log_var["decay"]) == (0.5, 0.0, 0.0)
+    every = [id(p) for group in (weights, excluded, log_var) for p in group["params"]]
+    assert sorted(every) == sorted(id(p) for p in model.parameters())
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    net = made()
+    net.stem.requires_grad_(False)
+    covered = [id(p) for group in parameter_groups(net) for p in group["params"]]
+    assert sorted(covered) == sorted(id(p) for p in net.parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        parameter_groups(net.requires_grad_(False))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_moves_weights_only_and_never_log_variances(name: Any) -> None:
+    """With gradients of zero only decay is left: weights shrink by the factor it says, nothing else moves."""
+    model = byov.bayesianize(made(), {"a.*": byov.Gaussian(), "b.*": byov.EMP(2), "stem.*": byov.ECMP(2)})
+    before = {k: p.detach().clone() for k, p in model.named_parameters()}
+    start = {k: m.detach().clone() for k, m in model.mean().items()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    build_optimizer(name, model, 0.1, 0.2).step()
+    shrink = {"adamw": 1 - 0.02, "sgd": 1 - 0.02, "lars": 1 - 0.1e-3}
+    for k, value in model.mean().items():
+        if k not in REGULAR:
+            torch.testing.assert_close(value, start[k], rtol=0, atol=0)
+        elif name == "adam":  # the penalty's gradient, normalised: a step of lr towards zero
+            torch.testing.assert_close(value, start[k] - 0.1 * start[k].sign(), rtol=1e-5, atol=1e-5)
+        else:
+            torch.testing.assert_close(value, start[k] * shrink[name])
+    for k, p in model.named_parameters():
+        if k.endswith("log_var") or k in ("net.bn.weight", "net.bn.bias", "net.scale"):
+            assert torch.equal(p, before[k])
+        assert p.grad is not None
+        assert not p.grad.any(), "the gradient itself was changed"
+
+
+def test_each_component_of_an_ensemble_is_a_network_of_its_own() -> None:
+    """LARS on K components moves each as LARS on K plain networks does."""
+    nets = [nn.Linear(3, 2).double() for _ in range(2)]
+    model = byov.bayesianize(nets[0], byov.Ensemble(2))
+    with torch.no_grad():
+        for k, net in enumerate(nets):
+            model.q[0].components[k] = torch.cat([net.weight.flatten(), net.bias])
+    own, plain = lars(model, 0.5, 0.1), [lars(net, 0.5, 0.1) for net in nets]
+    x = torch.randn(7, 3, dtype=torch.float64)
+    for _ in range(4):
+        own.zero_grad()
+        for k, (net, optimizer) in enumerate(zip(nets, plain, strict=True)):
+            optimizer.zero_grad()
+            ((k + 1) * net(x).square().sum()).backward()
+            with model.draw(noise=[{"z": torch.tensor([k])}]):
+                ((k + 1) * model(x).square().sum()).backward()
+            optimizer.step()
+        own.step()
+    for k, net in enumerate(nets):
+        torch.testing.assert_close(model.q[0].components[k], torch.cat([net.weight.flatten(), net.bias]))
+
+
+def test_lars_with_groups_by_hand() -> None:
+    """`adapt=False` is plain SGD with momentum; a zero weight or gradient is taken as it is."""
+    a, b = (torch.tensor([3.0, 4.0], requires_grad=True) for _ in range(2))
+    zero = torch.zeros(2, requires_grad=True)
+    optimizer = LARS([{"params": [a, zero]}, {"params": [b], "adapt": False}], lr=2.0, momentum=0.5, eta=0.1)
+    for p in (a, b, zero):
+        p.grad = torch.tensor([0.0, 2.0])
+    optimizer.step()
+    torch.testing.assert_close(a, torch.tensor([3.0, 4.0 - 2.0 * 0.1 * 5.0]))  # ‖w‖/‖g‖·g = 5
+    torch.testing.assert_close(b, torch.tensor([3.0, 0.0]))
+    torch.testing.assert_close(zero, torch.tensor([0.0, -4.0]))
+    for p in (a, b, zero):
+        p.grad = torch.zeros(2)
+    optimizer.step()
+    torch.testing.assert_close(b, torch.tensor([3.0, -2.0]))
+    a.grad = None
+    before = a.detach().clone()
+    optimizer.step()
+    assert torch.equal(a, before)
+
+
+def test_channels_last_weights() -> None:
+    data = batches(3)
+    for name in NAMES:
+        nets = [made(), made().to(memory_format=torch.channels_last)]
+        for net in nets:
+            train(net, build_optimizer(name, net, 0.1, 0.1), data)  # type: ignore[arg-type]
+        torch.testing.assert_close(nets[0].stem.weight, nets[1].stem.weight)
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_is_equal_to_the_bit(name: Any, wd: float, tmp_path: Path) -> None:
+    """Three steps, a checkpoint, three steps in new objects are six steps, draws and all."""
+    data = batches(6, torch.float32)
+
+    def start(seed: int) -> tuple[nn.Module, Any]:
+        model = byov.bayesianize(made(seed, torch.float32), {"a.*": byov.Gaussian(), "stem.*": byov.EMP(2)})
+        return model, build_optimizer(name, model, 0.05, wd)
+
+    def steps(model: nn.Module, optimizer: Any, numbers: range) -> None:
+        for k in numbers:
+            torch.manual_seed(k)
+            set_lr(optimizer, 0.05 / (k + 1))
+            train(model, optimizer, data[k : k + 1])
+
+    straight, optimizer = start(0)
+    steps(straight, optimizer, range(6))
+    first, optimizer = start(0)
+    steps(first, optimizer, range(3))
+    checkpoint.save(tmp_path / "x", {"model": first.state_dict(), "optimizer": optimizer.state_dict()})
+    state = checkpoint.load(tmp_path / "x")
+    second, optimizer = start(1)
+    second.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    steps(second, optimizer, range(3, 6))
+    for key, value in straight.state_dict().items():
+        assert torch.equal(second.state_dict()[key], value), key
+
+
+def test_without_decay_the_builders_give_torchs_own() -> None:
+    net = made()
+    kinds = [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD]
+    for build, kind in zip([adamw, adam, sgd], kinds, strict=True):
+        assert type(build(net, 0.1)) is kind
+        assert isinstance(build(net, 0.1, 0.1), kind)
+    assert sgd(net, 0.1, nesterov=True).param_groups[0]["nesterov"]
+    assert adamw(net, 0.1, betas=(0.8, 0.9)).param_groups[0]["betas"] == (0.8, 0.9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_run_once_and_a_closure_is_evaluated(name: Any) -> None:
+    net = made()
+    build_optimizer(name, net, 0.1)  # torch wraps its classes when they are first used
+    optimizer, calls = build_optimizer(name, net, 0.1, 0.1), []
+    optimizer.register_step_post_hook(lambda *args: calls.append(1))
+    (x, y), other = batches(1)[0], copy.deepcopy(net)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)  # type: ignore[arg-type, func-returns-value]
+    assert calls == [1]
+    torch.testing.assert_close(loss, F.cross_entropy(copy.deepcopy(other)(x), y))
+    train(other, build_optimizer(name, other, 0.1, 0.1), [(x, y)])
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_copied_optimizer_keeps_its_segments() -> None:
+    model = byov.bayesianize(made(), byov.Gaussian())
+    model_2, optimizer_2 = copy.deepcopy((model, adamw(model, 0.1, 0.5)))
+    before = model_2.q[0].log_var.detach().clone()
+    for p in model_2.parameters():
+        p.grad = torch.zeros_like(p)
+    weight = model_2.mean()["a.weight"].detach().clone()
+    optimizer_2.step()
+    torch.testing.assert_close(model_2.mean()["a.weight"], weight * 0.95)
+    assert torch.equal(model_2.q[0].log_var, before)
+
+
+def test_set_lr_keeps_ratios_also_across_zero() -> None:
+    w = [torch.zeros(1, requires_grad=True) for _ in range(3)]
+    optimizer = torch.optim.SGD(
+        [{"params": w[0]}, {"params": w[1], "lr": 0.3}, {"params": w[2], "lr_scale": 4.0}], lr=0.1
+    )
+    for lr in (0.5, 0.0, 0.2):
+        set_lr(optimizer, lr)
+        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([lr, 3 * lr, 4 * lr])
+    tensor = torch.tensor(0.1)
+    optimizer = torch.optim.Adam(w, lr=tensor)
+    set_lr(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is tensor
+    assert tensor.item() == 0.25
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda net: build_optimizer("adagrad", net, 0.1),  # type: ignore[arg-type]
+        lambda net: build_optimizer("lars", net, -0.1),
+        lambda net: build_optimizer("sgd", net, 0.1, float("nan")),
+        lambda net: build_optimizer("sgd", net, 0.1, momentum=-1.0),
+        lambda net: lars(net, 0.1, eta=-1.0),
+        lambda net: LARS(net.parameters(), lr=float("inf")),
+        lambda net: set_lr(sgd(net, 0.1), -1.0),
+    ],
+)
+def test_bad_input_gets_one_sentence(bad: Callable[[nn.Module], Any]) -> None:
+    with pytest.raises(ValueError, match=r"^An optimizer.*\.$"):
+        bad(made())
