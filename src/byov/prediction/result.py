@@ -82,9 +82,7 @@ class Moments:
         new = len(values)
         mean = values.mean(0)
         square = (values - mean).square().sum(0)
-        entropies = (
-            torch.stack([entropy(v) for v in values]).sum(0) if self.task == "classification" else torch.empty(0)
-        )
+        entropies = torch.special.entr(values).sum((0, 2)) if self.task == "classification" else torch.empty(0)
         if self.count == 0:
             self.count, self.mean, self.square, self.entropies = new, mean, square, entropies
             return
@@ -103,7 +101,7 @@ class Moments:
     def standard_error(self) -> Tensor:
         """The Monte-Carlo standard error of each input's predictive mean, the largest over its outputs (N,)."""
         variance = self.square / max(self.count - 1, 1)
-        return (variance / self.count).sqrt().flatten(1).amax(1)
+        return (variance / self.count).sqrt().reshape(len(variance), -1).amax(1)
 
     def result(self, precision: float | None) -> dict[str, Tensor | None]:
         """The fields of a `Prediction` that are made from moments."""
