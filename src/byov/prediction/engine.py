@@ -14,14 +14,17 @@ from torch.func import functional_call
 
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
+from byov.prediction.inputs import Batch, device_of, first_of, ready, size_of, unwrap
 from byov.prediction.result import Moments, Prediction, Task
 from byov.prediction.reuse import Diverged, Recording, record, replay
 
 Strategy = Literal["auto", "loop", "vmap"]
-Batch = Tensor | Mapping[str, Tensor]
 
 CHUNK_ELEMENTS = 1 << 25
 """How many elements (128 MiB in float32) the largest tensor of a chunk of batched draws may have."""
+
+_NO_BATCHING = (RuntimeError, NotImplementedError)
+"""What vmap raises for an operation it has no rule for, or for a draw written into a tensor that all draws share."""
 
 
 def predict(
@@ -53,17 +56,21 @@ def predict(
         progress: a progress bar over a loader; by default where there is a terminal to show it.
     """
     _check(samples, strategy, tolerance, task, precision, keep)
+    model = unwrap(model)
     call = _Predictor(model, samples, strategy, tolerance, task, precision, keep)
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), torch.inference_mode(False), torch.no_grad():
         if isinstance(x, Tensor | Mapping):
             return call(x, generator)
+        if not isinstance(x, Iterable):
+            raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
         # The same draws for every batch: its generator starts from the same state.
-        generator = generator if generator is not None else Generator().manual_seed(int(torch.randint(1 << 62, ())))
+        if generator is None:
+            generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
         start = generator.get_state()
         parts = []
         for batch in _track(x, progress):
             generator.set_state(start)
-            parts.append(call(_inputs(batch), generator))
+            parts.append(call(first_of(batch), generator))
         if not parts:
             raise ValueError("The loader is empty: there is nothing to predict.")
         return Prediction.cat(parts)
@@ -72,7 +79,7 @@ def predict(
 def _check(
     samples: int, strategy: str, tolerance: float | None, task: str, precision: float | None, keep: bool
 ) -> None:
-    if not isinstance(samples, int) or samples < 1:
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise ValueError(f"predict needs at least one draw, not samples={samples!r}.")
     if strategy not in get_args(Strategy):
         raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {strategy!r}.")
@@ -104,10 +111,8 @@ class _Predictor:
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
 
     def __call__(self, x: Batch, generator: Generator | None) -> Prediction:
-        x = _to_device(x, self.model)
-        size = len(x) if isinstance(x, Tensor) else len(next(iter(x.values())))
-        if size == 0:
-            raise ValueError("The batch is empty: there is nothing to predict.")
+        x = ready(x, self.model)
+        size = size_of(x)
         kept: list[Tensor] = []
         moments, active = Moments(self.task), torch.arange(size)
         done: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
@@ -145,13 +150,21 @@ class _Predictor:
                 chunk = min(run.chunk(), max(draws // 2, 1))
                 values, self.strategy = self._race(run, generator, chunk)
             elif self.strategy == "vmap" and run.recording is not None:
-                values = run.batched([self._noise(generator) for _ in range(min(run.chunk(), draws))])
+                values = self._batched(run, [self._noise(generator) for _ in range(min(run.chunk(), draws))])
             else:
                 values = run.single(self._noise(generator)).unsqueeze(0)
             moments.update(values)
             if self.keep:
                 kept.append(values)
             draws -= len(values)
+
+    @staticmethod
+    def _batched(run: _Runner, noises: list[list[Noise]]) -> Tensor:
+        try:
+            return run.batched(noises)
+        except _NO_BATCHING as error:
+            what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ValueError(f"vmap cannot batch this network's draws, 'loop' and 'auto' can: {what}") from error
 
     def _race(self, run: _Runner, generator: Generator | None, chunk: int) -> tuple[Tensor, Strategy]:
         """Time one draw, then a chunk of batched ones; nothing is thrown away, since both give the same numbers."""
@@ -165,7 +178,7 @@ class _Predictor:
         start = _now(run.device)
         try:
             values.append(run.batched(noises))
-        except (RuntimeError, NotImplementedError, ValueError):  # an operation without a batching rule
+        except _NO_BATCHING:
             values += [run.single(noise).unsqueeze(0) for noise in noises]
             return torch.cat(values), "loop"
         return torch.cat(values), "vmap" if (_now(run.device) - start) / chunk < single else "loop"
@@ -181,7 +194,7 @@ class _Predictor:
             fields[name] = None if parts[0] is None else torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
         mean = fields["mean"]
         if not torch.isfinite(mean).all():  # type: ignore[arg-type]
-            bad = int((~torch.isfinite(mean)).flatten(1).any(1).sum())  # type: ignore[arg-type]
+            bad = int((~torch.isfinite(mean)).reshape(len(order), -1).any(1).sum())  # type: ignore[arg-type]
             raise ValueError(f"The network's outputs are not finite for {bad} of {len(order)} inputs.")
         used: int | Tensor = done[0][2]
         if self.tolerance is not None:
@@ -196,25 +209,25 @@ class _Runner:
     def __init__(self, model: nn.Module, x: Batch, task: Task) -> None:
         self.model, self.x, self.task = model, x, task
         self.recording: Recording | None = None
-        self.device = next((t.device for t in model.parameters()), torch.device("cpu"))
+        self.device = device_of(model)
 
     def single(self, noise: list[Noise]) -> Tensor:
         """One draw's predicted values (N, …)."""
         if not isinstance(self.model, BayesianModule):
             return self._values(self._call(self.model))
-        tensors = self.model.tensors(noise)
         if self.recording is None:
-            out, self.recording = record(lambda: self._functional(tensors), tensors.values())
+            inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
+            random = [tensor for part in noise for tensor in part.values()]
+            out, self.recording = record(lambda: self._draw(noise), self.model, inputs, random)
             return self._values(out)
-        return self._values(self._again(lambda: self._functional(tensors)))
+        return self._values(self._again(lambda: self._draw(noise)))
 
     def batched(self, noises: list[list[Noise]]) -> Tensor:
         """The predicted values of several draws at once (K, N, …)."""
         stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
 
         def one(noise: list[Noise]) -> Tensor:
-            tensors = self.model.tensors(noise)  # type: ignore[operator]
-            return self._values(self._again(lambda: self._functional(tensors)))
+            return self._values(self._again(lambda: self._draw(noise)))
 
         with warnings.catch_warnings():
             # An operation without a batching rule runs draw by draw: right, and not the user's to repair.
@@ -235,7 +248,8 @@ class _Runner:
                 self.recording.sound = False
         return forward()
 
-    def _functional(self, tensors: dict[str, Tensor]) -> Any:
+    def _draw(self, noise: list[Noise]) -> Any:
+        tensors = self.model.tensors(noise)  # type: ignore[operator]
         return self._call(lambda *args, **kwargs: functional_call(self.model.net, tensors, args, kwargs))  # type: ignore[arg-type]
 
     def _call(self, network: Callable[..., Any]) -> Any:
@@ -245,26 +259,11 @@ class _Runner:
         if not isinstance(out, Tensor):
             raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
         out = out if out.dtype.itemsize >= 4 else out.float()
-        if self.task == "regression":
-            return out
-        if out.ndim < 2:
+        if self.task == "classification" and out.ndim < 2:
             raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
-        return out.softmax(1)
-
-
-def _inputs(batch: Any) -> Batch:
-    if isinstance(batch, tuple | list) and batch:
-        batch = batch[0]
-    if not isinstance(batch, Tensor | Mapping):
-        raise TypeError(f"A loader gives tensors, (x, y) pairs or mappings, not {type(batch).__name__}.")
-    return batch
-
-
-def _to_device(x: Batch, model: nn.Module) -> Batch:
-    device = next((t.device for t in model.parameters()), None)
-    if device is None:
-        return x
-    return x.to(device) if isinstance(x, Tensor) else {k: v.to(device) for k, v in x.items()}
+        if out.shape[:1] != (size_of(self.x),):
+            raise ValueError(f"The network returns a tensor of shape {tuple(out.shape)} for {size_of(self.x)} inputs.")
+        return out.softmax(1) if self.task == "classification" else out
 
 
 def _now(device: torch.device) -> float:

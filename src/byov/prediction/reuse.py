@@ -1,44 +1,73 @@
 """Nothing is computed twice: what does not depend on the draw is computed in the first pass and handed out again.
 
-A `TorchFunctionMode` sees every torch call the network makes, module or not. In the first pass it follows what the
-drawn parameters touch. Calls they do not touch are remembered, in order; in later passes those return what they
-returned, and only the others run. So whatever comes before the first random parameter, and every branch beside it,
-costs one pass.
+A `TorchFunctionMode` sees every torch call of a pass, in modules or not. In the first pass it follows what the noise of
+the draw touches. A call that it does not touch is remembered, and answered from memory in later passes as long as it is
+the same call: the same function, of the same arguments. So whatever comes before the first random parameter, and every
+branch beside it, costs one pass; so does what the draw itself is made from, such as a Gaussian's σ = exp(½ρ).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+_METADATA = {
+    *("__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point"),
+    *("is_same_size", "is_signed", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "type"),
+}
+"""What may be asked of a random tensor without learning its values; `__get__` is every property (shape, dtype, …)."""
 
-class Diverged(Exception):
-    """The network did not make the calls it made in the first pass."""
+
+class Diverged(BaseException):
+    """The network did not make the calls it made in the first pass; no `except Exception` of its own may catch this."""
 
 
-def _tensors(*trees: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(trees) if isinstance(leaf, Tensor)]
+def _leaves(tree: Any) -> Iterator[Any]:
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, slice):
+            yield from (leaf.start, leaf.stop, leaf.step)
+        else:
+            yield leaf
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor)]
 
 
 @dataclass
 class _Call:
-    """One torch call of the first pass: to be run again, or its outcome."""
+    """One torch call of the first pass: to be run again, or what it was called with and its outcome."""
 
     function: Callable[..., Any]
     random: bool
+    arguments: Any = None
     outcome: Any = None
 
 
 @dataclass
+class _Result:
+    """A tensor that a fixed call made: itself where a random call reads it, else its shape, for code that looks."""
+
+    shape_only: Tensor
+    kept: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        return self.shape_only if self.kept is None else self.kept
+
+
+@dataclass
 class Recording:
-    """The calls of one forward pass, and what their outcome depends on."""
+    """The calls of one pass, and what their outcome depends on."""
 
     calls: list[_Call] = field(default_factory=list)
     sound: bool = True
@@ -53,75 +82,104 @@ class Recording:
 
 
 class _Record(TorchFunctionMode):
-    def __init__(self, recording: Recording, random: Iterable[Tensor]) -> None:
+    def __init__(self, noise: Iterable[Tensor], given: Iterable[Tensor]) -> None:
         super().__init__()
-        self.recording = recording
-        self.random = WeakTensorKeyDictionary()
-        for tensor in random:
+        self.recording = Recording()
+        self.random, self.made = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        for tensor in noise:
             self.random[tensor] = True
-        # Which call made a tensor, to keep those results (and only those) that a random call reads.
-        self.made_by = WeakTensorKeyDictionary()
-        self.read: list[tuple[Tensor, int]] = []
-        self.kept: dict[int, Tensor] = {}
+        # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
+        self.given = {id(tensor): tensor for tensor in given}
+        self.read = [(tensor, self._version(tensor)) for tensor in self.given.values()]
         self.fixed = self.total = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = _tensors(args, kwargs)
-        random = any(tensor in self.random for tensor in inputs)
-        quiet = [(t, t._version) for t in inputs if t not in self.random] if random else []
+        recording = self.recording
+        # A network with a random generator of its own: the global ones would not tell.
+        recording.sound &= not any(isinstance(leaf, Generator) for leaf in _leaves((args, kwargs)))
+        inputs = _tensors((args, kwargs))
+        quiet = [(t, self._version(t)) for t in inputs if t not in self.random]
+        # A tensor that no call made and nobody gave (from numpy, from a scripted module): who knows what it depends on.
+        recording.sound &= all(id(t) in self.given or t in self.made for t, _ in quiet)
+        call = _Call(func, random=len(quiet) < len(inputs))
+        if not call.random:
+            call.arguments = pytree.tree_map(self._name, (args, kwargs))
         out = func(*args, **kwargs)
         results = _tensors(out)
         size = sum(t.numel() for t in results)
         self.total += size
-        call = _Call(func, random)
-        self.recording.calls.append(call)
-        if random:
-            # A random call that writes into a tensor it shares with the fixed part cannot be repeated.
-            self.recording.sound &= all(t._version == version for t, version in quiet)
-            self.read += quiet
-            for tensor, _ in quiet:
-                self.kept[id(tensor)] = tensor
-            for tensor in results:
-                self.random[tensor] = True
-                self.recording.largest = max(self.recording.largest, tensor.numel())
-        else:
+        recording.calls.append(call)
+        if not call.random:
             self.fixed += size
-            call.outcome = pytree.tree_map(lambda leaf: self._remember(leaf) if isinstance(leaf, Tensor) else leaf, out)
+            call.outcome = pytree.tree_map(self._remember, out)
+            return out
+        # A number read off a random tensor can steer the network in ways that no call shows.
+        known = all(isinstance(leaf, Tensor | None) for leaf in _leaves(out))
+        recording.sound &= known or getattr(func, "__name__", "") in _METADATA
+        # A random call that writes into a tensor it shares with the fixed part cannot be repeated.
+        recording.sound &= all(self._version(t) == version for t, version in quiet)
+        self.read += quiet
+        self.keep(tensor for tensor, _ in quiet)
+        for tensor in results:
+            self.random[tensor] = True
+            recording.largest = max(recording.largest, tensor.numel())
         return out
 
-    def _remember(self, tensor: Tensor) -> Any:
-        if tensor in self.made_by:
-            return self.made_by[tensor]
-        # A stand-in for now: most results are only ever read by calls that will not run again.
-        hole = _Hole(id(tensor), torch.empty_like(tensor, device="meta"))
-        self.made_by[tensor] = hole
-        return hole
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """These are needed in later passes; most results are only read by calls that will not run again."""
+        for tensor in tensors:
+            if tensor in self.made:
+                self.made[tensor].kept = tensor
 
-    def finish(self) -> None:
+    def finish(self, out: Any) -> Recording:
         """Fill in what later passes will read; check that nothing was written to after it was read."""
-        self.recording.sound &= all(tensor._version == version for tensor, version in self.read)
-        holes = {id(hole): hole for hole in self.made_by.values()}
-        alive = {hole.tensor: tensor for tensor, hole in self.made_by.items()}
+        recording, results = self.recording, _tensors(out)
+        recording.sound &= all(id(t) in self.given or t in self.made or t in self.random for t in results)
+        self.keep(results)
+        recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
+        for call in recording.calls:
+            call.arguments, call.outcome = pytree.tree_map(_value, (call.arguments, call.outcome))
+        recording.saved = self.fixed / max(self.total, 1)
+        return recording
 
-        def fill(leaf: Any) -> Any:
-            if not isinstance(leaf, _Hole):
-                return leaf
-            tensor = alive.get(leaf.tensor) if id(leaf) in holes else None
-            return tensor if tensor is not None and leaf.tensor in self.kept else leaf.shape_only
+    def _name(self, leaf: Any) -> Any:
+        return self.made.get(leaf, leaf) if isinstance(leaf, Tensor) else leaf
 
-        for call in self.recording.calls:
-            if not call.random:
-                call.outcome = pytree.tree_map(fill, call.outcome, is_leaf=lambda leaf: isinstance(leaf, _Hole))
-        self.recording.saved = self.fixed / max(self.total, 1)
+    def _remember(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or id(leaf) in self.given:
+            return leaf
+        if leaf not in self.made:
+            self.made[leaf] = _Result(torch.empty_like(leaf, device="meta"))
+        return self.made[leaf]
+
+    def _version(self, tensor: Tensor) -> int:
+        if tensor.is_inference():  # these do not count their versions
+            self.recording.sound = False
+            return 0
+        return tensor._version
 
 
-@dataclass
-class _Hole:
-    """Where a result was: the number of the tensor, and its shape for Python code that looks at it."""
+def _value(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, _Result) else leaf
 
-    tensor: int
-    shape_only: Tensor
+
+def _same(now: Any, then: Any) -> bool:
+    """Whether two arguments are the same tensors, and equal otherwise."""
+    if now is then:
+        return True
+    if type(now) is not type(then) or isinstance(now, Tensor):
+        return False
+    if isinstance(now, tuple | list):
+        return len(now) == len(then) and all(map(_same, now, then))
+    if isinstance(now, dict):
+        return now.keys() == then.keys() and all(_same(now[key], then[key]) for key in now)
+    if isinstance(now, slice):
+        return _same((now.start, now.stop, now.step), (then.start, then.stop, then.step))
+    return isinstance(now, _SCALARS) and now == then
+
+
+_SCALARS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class _Replay(TorchFunctionMode):
@@ -130,25 +188,34 @@ class _Replay(TorchFunctionMode):
         self.calls = iter(recording.calls)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         call = next(self.calls, None)
-        if call is None or call.function is not func:
+        if call is None or call.function != func:  # not `is`: a property's getter is a new object each time
             raise Diverged
-        return func(*args, **(kwargs or {})) if call.random else call.outcome
+        if call.random:
+            return func(*args, **kwargs)
+        if not _same((args, kwargs), call.arguments):
+            raise Diverged
+        return call.outcome
 
 
-def record(forward: Callable[[], Any], random: Iterable[Tensor]) -> tuple[Any, Recording]:
+def record(
+    forward: Callable[[], Any], model: nn.Module, inputs: Iterable[Tensor], noise: Iterable[Tensor]
+) -> tuple[Any, Recording]:
     """Run `forward` once; what it returns, and a recording for the passes after it.
 
-    The recording is not `sound` where the network draws random numbers itself, or writes in place in a way that a
-    repetition would see.
+    The recording is not `sound` where the network draws random numbers itself, lets a random number steer it, writes in
+    place in a way that a repetition would see, or has forward hooks, which want to see every pass.
     """
-    recording = Recording()
-    mode = _Record(recording, random)
+    mode = _Record(noise, [*inputs, *_held(model)])
     state = _random_state()
     with mode:
         out = forward()
-    mode.finish()
-    recording.sound &= all(torch.equal(a, b) for a, b in zip(state, _random_state(), strict=True))
+    recording = mode.finish(out)
+    recording.sound &= state == _random_state()
+    recording.sound &= not any(module._forward_hooks for module in model.modules())
+    if not recording.sound:
+        recording.calls.clear()
     return out, recording
 
 
@@ -158,6 +225,20 @@ def replay(forward: Callable[[], Any], recording: Recording) -> Any:
         return forward()
 
 
-def _random_state() -> list[Tensor]:
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+def _held(model: nn.Module) -> Iterator[Tensor]:
+    """Every tensor the modules hold, registered or not."""
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+
+
+def _random_state() -> list[Any]:
+    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded."""
+    state: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state.append(torch.cuda.get_rng_state().tolist())
+    if "numpy" in sys.modules:
+        name, keys, *position = sys.modules["numpy"].random.get_state()
+        state.append((name, keys.tolist(), position))
+    return state
