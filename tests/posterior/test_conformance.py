@@ -1,0 +1,611 @@
+"""The contract, for every family on every kind of network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from timm.layers import DropPath
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torchvision.models import resnet18
+
+import byov
+from byov.posterior import Family
+
+from .networks import FAMILIES, NETWORKS, Tied, shake, trained
+
+MODES = [True, False]
+
+
+@dataclass
+class Cell:
+    """One family on one network: the plain network as it was, the model made of it, and a batch."""
+
+    kind: str
+    family: Family
+    plain: nn.Module
+    model: byov.BayesianModule
+    x: Tensor
+
+    @property
+    def has_batchnorm(self) -> bool:
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.plain.modules())
+
+    def spread(self) -> Cell:
+        """The same with a posterior that is not where it started: components apart, σ uneven."""
+        shake(self.model, 0.1)
+        return self
+
+    def without_drop_path(self) -> Cell:
+        for module in self.model.net.modules():
+            if isinstance(module, DropPath):
+                module.eval()
+        return self
+
+    def double(self) -> Cell:
+        """In float64, where a sum's order does not show."""
+        self.plain.double(), self.model.double()
+        self.x = self.x.double() if self.x.is_floating_point() else self.x
+        return self
+
+    def at(self, tensors: dict[str, Tensor]) -> nn.Module:
+        """The plain network with these tensors: the reference that knows nothing of this library."""
+        net = copy.deepcopy(self.plain).train(self.model.training)
+        net.load_state_dict({**net.state_dict(), **tensors})
+        return net
+
+
+@pytest.fixture(params=list(NETWORKS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=FAMILIES, ids=repr)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture
+def cell(kind: str, family: Family) -> Cell:
+    plain, x = trained(kind)
+    return Cell(kind, family, plain, byov.bayesianize(plain, family), x)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def seeded(seed: int) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def call(model: nn.Module, x: Tensor, seed: int = 5) -> Tensor:
+    """A call with the network's own randomness (drop-path) pinned."""
+    torch.manual_seed(seed)
+    return model(x)
+
+
+def snapshot(module: nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(module.state_dict())
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def close(a: Tensor, b: Tensor, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def loss(out: Tensor) -> Tensor:
+    return torch.sin(3.0 * out.flatten(1)).sum()  # neither symmetric nor linear in the output
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class TestNetwork:
+    """What the network was before, it is afterwards."""
+
+    def test_the_original_is_untouched_and_still_works(self, cell: Cell) -> None:
+        before, parameters = snapshot(cell.plain), list(cell.plain.parameters())
+        model = byov.bayesianize(cell.plain, cell.family)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (loss(model(cell.x)) + model.kl()).backward()
+        optimizer.step()
+        assert_same(snapshot(cell.plain), before)
+        assert all(p is q and p.grad is None for p, q in zip(cell.plain.parameters(), parameters, strict=True))
+        loss(cell.plain(cell.x)).backward()
+        assert all(p.grad is not None for p in parameters)
+        assert not {p.data_ptr() for p in parameters} & {p.data_ptr() for p in model.parameters()}
+
+    def test_eval_is_the_plain_network(self, cell: Cell) -> None:
+        cell.model.eval(), cell.plain.eval()
+        close(cell.model(cell.x), cell.plain(cell.x), rtol=1e-5, atol=1e-6)
+
+    def test_eval_is_the_mean_wherever_the_posterior_is(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        close(model(cell.x), cell.at(model.point_state_dict())(cell.x), rtol=1e-5, atol=1e-6)
+
+    def test_everything_is_covered(self, cell: Cell) -> None:
+        names = [name for name, _ in cell.plain.named_parameters()]
+        assert sorted(cell.model.covered()) == sorted(names)
+        assert cell.model.points() == []
+
+
+class TestDraws:
+    def test_train_mode_is_one_draw_per_call(self, cell: Cell) -> None:
+        model = cell.spread().without_drop_path().model
+        outputs = [model(cell.x) for _ in range(6)]
+        assert len({tuple(out.flatten().tolist()) for out in outputs}) > 1
+
+    def test_a_call_uses_the_noise_that_model_noise_gives(self, cell: Cell) -> None:
+        model = cell.spread().model
+        torch.manual_seed(5)
+        out = model(cell.x)
+        torch.manual_seed(5)
+        with model.draw(noise=model.noise()):
+            assert torch.equal(model(cell.x), out)
+
+    @pytest.mark.parametrize("training", MODES)
+    def test_a_held_draw_is_one_draw(self, cell: Cell, training: bool) -> None:
+        model = cell.spread().model.train(training)
+        with model.draw(generator=seeded(1)) as held:
+            assert held is model
+            first, second = call(model, cell.x), call(model, cell.x)
+        assert torch.equal(first, second)
+        with model.draw(generator=seeded(1)):
+            assert torch.equal(call(model, cell.x), first)
+        with torch.no_grad():
+            others = []
+            for seed in range(2, 8):
+                with model.draw(generator=seeded(seed)):
+                    others.append(call(model, cell.x))
+        assert any(not torch.equal(other, first) for other in others)
+
+    @pytest.mark.parametrize("training", MODES)
+    def test_a_draw_is_the_plain_network_with_other_weights(self, cell: Cell, training: bool) -> None:
+        model = cell.spread().model.train(training)
+        noise = model.noise(seeded(1))
+        net = cell.at(model.tensors(noise))
+        with model.draw(noise=noise):
+            close(call(model, cell.x), call(net, cell.x))
+
+    def test_at_mean_in_train_mode(self, cell: Cell) -> None:
+        model = cell.spread().model
+        net = cell.at(model.point_state_dict())
+        with model.at_mean() as held:
+            assert held is model
+            out = call(model, cell.x)
+            assert torch.equal(call(model, cell.x), out)
+        close(out, call(net, cell.x))
+
+    def test_blocks_nest_and_restore(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        mean = model(cell.x)
+        with model.draw(generator=seeded(1)):
+            outer = model(cell.x)
+            with model.at_mean():
+                assert torch.equal(model(cell.x), mean)
+                with model.draw(generator=seeded(1)):
+                    assert torch.equal(model(cell.x), outer)
+                assert torch.equal(model(cell.x), mean)
+            assert torch.equal(model(cell.x), outer)
+        assert torch.equal(model(cell.x), mean)
+
+    def test_an_exception_restores_everything(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        before, mean = snapshot(model), model(cell.x)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("inside the network")
+
+        last = list(model.net.modules())[-1]
+        for block in (model.draw, model.at_mean):
+            with pytest.raises(ZeroDivisionError), block():
+                raise ZeroDivisionError
+            handle = last.register_forward_hook(fail)
+            with pytest.raises(RuntimeError, match="inside the network"), block():
+                model(cell.x)
+            handle.remove()
+            assert torch.equal(model(cell.x), mean)
+        assert_same(snapshot(model), before)
+        assert list(model.net.parameters()) == []
+
+    def test_vmap_gives_the_numbers_of_a_loop(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        noises = [model.noise(seeded(seed)) for seed in range(3)]
+        stacked = [{key: torch.stack([n[i][key] for n in noises]) for key in noises[0][i]} for i in range(len(model.q))]
+        with torch.no_grad():
+            together = torch.vmap(lambda noise: functional_call(model.net, model.tensors(noise), cell.x))(stacked)
+            for noise, out in zip(noises, together, strict=True):
+                with model.draw(noise=noise):
+                    close(out, model(cell.x))
+
+
+class TestBuffers:
+    def test_batchnorm_moves_in_train_mode_and_not_in_eval(self, cell: Cell) -> None:
+        model = cell.spread().model
+        before = snapshot(model)
+        model.eval()(cell.x)
+        with model.draw():
+            model(cell.x)
+        with model.at_mean():
+            model(cell.x)
+        assert_same(snapshot(model), before)
+        model.train()(cell.x)
+        moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+        assert bool(moved) == cell.has_batchnorm
+        assert all(key.endswith(("running_mean", "running_var", "num_batches_tracked")) for key in moved)
+
+    def test_they_move_as_the_plain_network_s_do(self, cell: Cell) -> None:
+        model = cell.spread().model
+        noise = model.noise()
+        net = cell.at(model.tensors(noise))
+        call(net, cell.x)
+        with model.draw(noise=noise):
+            call(model, cell.x)
+        now = {**dict(model.net.named_buffers()), **model.tensors(noise)}
+        for name, buffer in net.named_buffers():
+            close(now[name], buffer)
+
+
+class TestGradients:
+    @pytest.mark.parametrize("training", MODES)
+    def test_they_reach_every_role_by_the_chain_rule(self, cell: Cell, training: bool) -> None:
+        model = cell.spread().double().model.train(training)
+        noise = model.noise()
+        net = cell.at(model.tensors(noise))
+        loss(call(net, cell.x)).backward()
+        roles = dict(model.named_parameters())
+        drawn = model.tensors(noise)
+        names = [name for name, _ in net.named_parameters()]
+        expected = torch.autograd.grad(
+            [drawn[name] for name in names], list(roles.values()), [net.get_parameter(name).grad for name in names]
+        )
+        with model.draw(noise=noise):
+            loss(call(model, cell.x)).backward()
+        for (name, role), gradient in zip(roles.items(), expected, strict=True):
+            assert role.grad is not None, name
+            assert role.grad.abs().max() > 1e-6, name
+            close(role.grad, gradient, rtol=1e-8, atol=1e-8)
+
+    def test_two_backward_passes_in_one_draw_add_up(self, cell: Cell) -> None:
+        model = cell.spread().double().model
+        with model.draw():
+            loss(call(model, cell.x)).backward()
+            once = gradients(model)
+            loss(call(model, cell.x)).backward()
+        for name, gradient in gradients(model).items():
+            close(gradient, 2 * once[name], rtol=1e-8, atol=1e-8)
+
+    def test_micro_batches_add_up_to_the_batch(self, cell: Cell) -> None:
+        model = cell.spread().double().model.eval()
+        with model.draw():
+            loss(model(cell.x)).backward()
+            whole = gradients(model)
+            model.zero_grad()
+            for part in cell.x.split([1, len(cell.x) - 1]):
+                loss(model(part)).backward()
+        for name, gradient in gradients(model).items():
+            close(gradient, whole[name], rtol=1e-8, atol=1e-8)
+
+    def test_a_step_may_happen_inside_a_draw(self, cell: Cell) -> None:
+        model = cell.spread().double().model.eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with model.draw(generator=seeded(1)):
+            before = loss(model(cell.x))
+            before.backward()
+            optimizer.step()
+            after = loss(model(cell.x))
+        with model.draw(generator=seeded(1)):
+            close(loss(model(cell.x)), after)
+        assert after != before
+
+
+class TestAskingQ:
+    def test_kl_is_one_number_that_no_batch_changes(self, cell: Cell) -> None:
+        model = cell.spread().model
+        kl = model.kl()
+        assert kl.shape == ()
+        assert torch.isfinite(kl)
+        assert kl > 0
+        model.train()(cell.x)
+        model(cell.x[:2])
+        with model.draw():
+            model(cell.x)
+            assert torch.equal(model.kl(), kl)
+        assert torch.equal(model.kl(), kl)
+        assert torch.equal(model.kl(byov.Normal(0.0, 1.0)), kl)
+        kl.backward()
+        assert all(torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0 for p in model.parameters())
+
+    def test_sample_has_names_shapes_and_a_seed(self, cell: Cell) -> None:
+        model = cell.spread().model
+        draws = model.sample(4, generator=seeded(1))
+        shapes = {name: (4, *p.shape) for name, p in cell.plain.named_parameters()}
+        assert {name: tuple(d.shape) for name, d in draws.items()} == shapes
+        assert_same(model.sample(4, generator=seeded(1)), draws)
+        other = model.sample(4, generator=seeded(2))
+        assert any(not torch.equal(other[name], draws[name]) for name in draws)
+        assert any(not torch.equal(d[0], d[i]) for d in draws.values() for i in (1, 2, 3))
+
+    def test_sample_is_what_a_held_draw_uses(self, cell: Cell) -> None:
+        model = cell.spread().model
+        drawn = model.tensors(model.noise(seeded(1)))
+        for name, draw in model.sample(1, generator=seeded(1)).items():
+            assert torch.equal(draw[0], drawn[name])
+
+    def test_mean_std_and_snr_by_the_network_s_names(self, cell: Cell) -> None:
+        for name, mean in cell.model.mean().items():
+            assert torch.equal(mean, cell.plain.get_parameter(name))  # pretrained weights are the means
+        model = cell.spread().model
+        mean, std, snr = model.mean(), model.std(), model.snr()
+        assert mean.keys() == std.keys() == snr.keys() == dict(cell.plain.named_parameters()).keys()
+        for name, parameter in cell.plain.named_parameters():
+            assert mean[name].shape == std[name].shape == snr[name].shape == parameter.shape
+            assert (std[name] >= 0).all()
+            positive = std[name] > 0
+            close(snr[name][positive] * std[name][positive], mean[name][positive].abs())
+            assert (snr[name][~positive & (mean[name] != 0)] == torch.inf).all()
+        assert max(float(s.detach().max()) for s in std.values()) > 0
+
+
+class TestSaving:
+    def other(self, cell: Cell) -> byov.BayesianModule:
+        plain, _ = trained(cell.kind)
+        shake(plain)
+        return byov.bayesianize(plain, cell.family)
+
+    @pytest.mark.parametrize("file", ["state.pt", "state.safetensors"])
+    def test_the_state_round_trips_exactly(self, cell: Cell, tmp_path: Path, file: str) -> None:
+        model, other, path = cell.spread().model, self.other(cell), tmp_path / file
+        model(cell.x)
+        state = model.state_dict()
+        if file.endswith(".pt"):
+            torch.save(state, path)
+            loaded = torch.load(path, weights_only=True)
+        else:
+            save_file(state, path)
+            loaded = load_file(path)
+        assert_same(loaded, dict(state))
+        assert not torch.equal(other.eval()(cell.x), model.eval()(cell.x))
+        result = other.load_state_dict(loaded)
+        assert not result.missing_keys
+        assert not result.unexpected_keys
+        assert_same(snapshot(other), snapshot(model))
+        assert torch.equal(other(cell.x), model(cell.x))
+        assert torch.equal(other.kl(), model.kl())
+        for name, draw in model.sample(1, seeded(1)).items():
+            assert torch.equal(other.sample(1, seeded(1))[name], draw)
+
+    def test_point_state_dict_is_the_plain_network_s(self, cell: Cell) -> None:
+        model = cell.spread().model
+        model(cell.x)
+        points = model.point_state_dict()
+        assert list(points) == list(cell.plain.state_dict())
+        assert all(not p.requires_grad for p in points.values())
+        cell.plain.load_state_dict(points, strict=True)
+        close(cell.plain.eval()(cell.x), model.eval()(cell.x))
+        kept = copy.deepcopy(points)
+        shake(model)
+        assert_same(
+            {n: points[n] for n in model.covered()}, {n: kept[n] for n in model.covered()}
+        )  # a copy, not a view
+
+    def test_a_deepcopy_is_equal_and_independent(self, cell: Cell) -> None:
+        model = cell.spread().model
+        with model.draw():
+            twin = copy.deepcopy(model)
+        assert_same(snapshot(twin), snapshot(model))
+        twin.eval(), model.eval()
+        mean = model(cell.x)
+        assert torch.equal(twin(cell.x), mean)  # and it does not stay in the block it was copied in
+        for name, draw in model.sample(1, seeded(1)).items():
+            assert torch.equal(twin.sample(1, seeded(1))[name], draw)
+        shake(twin)
+        assert torch.equal(model(cell.x), mean)
+        assert not torch.equal(twin(cell.x), mean)
+
+
+class TestPrecision:
+    def test_float64(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        single, kl = model(cell.x), model.kl()
+        model.double()
+        x = cell.x.double() if cell.x.is_floating_point() else cell.x
+        assert model(x).dtype == torch.float64
+        close(model(x).float(), single)
+        torch.testing.assert_close(model.kl().double(), kl.double(), rtol=1e-5, atol=0)
+        for asked in (model.mean(), model.std(), model.snr(), model.sample(2)):
+            assert all(value.dtype == torch.float64 for value in asked.values())
+        loss(model.train()(x)).backward()
+        assert all(p.grad is not None and p.grad.dtype == torch.float64 for p in model.parameters())
+
+    def test_bfloat16(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        single, kl = model(cell.x), model.kl()
+        model.to(torch.bfloat16)
+        x = cell.x.bfloat16() if cell.x.is_floating_point() else cell.x
+        assert model(x).dtype == torch.bfloat16
+        assert (model(x).float() - single).norm() < 0.05 * single.norm()  # 8 bits: 0.4 % per operation
+        assert model.kl().dtype == torch.float32  # a sum over weights means nothing in bfloat16
+        torch.testing.assert_close(model.kl(), kl, rtol=0.01, atol=0)
+        for asked in (model.mean(), model.std(), model.snr(), model.sample(2)):
+            assert all(value.dtype == torch.bfloat16 for value in asked.values())
+        (loss(model.train()(x)).float() + model.kl()).backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+    def test_autocast(self, cell: Cell) -> None:
+        model = cell.spread().model
+        kl, mean, std = model.kl(), model.mean(), model.std()
+        state = model.point_state_dict()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model.kl(), kl)
+            assert_same(model.mean(), mean)
+            assert_same(model.std(), std)
+            assert_same(model.point_state_dict(), state)
+            total = loss(model(cell.x)).float() + model.kl()
+        total.backward()
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        model.eval()
+        single = model(cell.x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(cell.x).float() - single).norm() < 0.05 * single.norm()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+class TestCompile:
+    def test_the_whole_step_is_one_graph_with_eager_numbers(self, cell: Cell) -> None:
+        model = cell.spread().without_drop_path().model
+        twin = copy.deepcopy(model)
+        noise = model.noise()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # before any eager call
+        with model.draw(noise=noise):
+            out = compiled(cell.x)
+            loss(out).backward()
+        with twin.draw(noise=noise):
+            expected = twin(cell.x)
+            loss(expected).backward()
+        close(out, expected)
+        for name, gradient in gradients(twin).items():
+            assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name
+        for name, value in twin.state_dict().items():  # BatchNorm's statistics
+            close(model.state_dict()[name], value)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+class TestCompiledModes:
+    """On the smallest network: what a compiled model does as a user switches between draws, blocks and modes."""
+
+    @pytest.fixture
+    def kind(self) -> str:
+        return "mlp-batchnorm"
+
+    def test_fresh_draws_blocks_and_eval(self, cell: Cell) -> None:
+        model = cell.spread().model
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        outputs = [compiled(cell.x) for _ in range(6)]
+        assert len({tuple(out.flatten().tolist()) for out in outputs}) > 1
+        with model.draw():
+            assert torch.equal(compiled(cell.x), compiled(cell.x))
+            close(compiled(cell.x), model(cell.x))
+        model.eval()
+        close(compiled(cell.x), model(cell.x))
+        with model.draw():
+            close(compiled(cell.x), model(cell.x))
+
+
+class TestTies:
+    """Tied weights stay tied: one posterior, one draw, one gradient."""
+
+    @pytest.fixture
+    def kind(self) -> str:
+        return "tied"
+
+    def test_one_tensor_under_both_names(self, cell: Cell) -> None:
+        for noise in (None, cell.model.noise()):
+            tensors = cell.model.tensors(noise)
+            assert tensors["embed.weight"] is tensors["out.weight"]
+        assert cell.model.covered().count("embed.weight") == 1
+        assert "out.weight" not in cell.model.covered()
+        weights = 11 * 6 + 6 * 6 + 6 + 11
+        assert all(role.shape[-1] == weights for role in cell.model.parameters())
+
+    def test_the_plain_network_stays_tied_after_loading(self, cell: Cell) -> None:
+        points = cell.spread().model.point_state_dict()
+        assert torch.equal(points["embed.weight"], points["out.weight"])
+        net = Tied()
+        net.load_state_dict(points, strict=True)
+        assert net.out.weight is net.embed.weight
+        close(net(cell.x), cell.model.eval()(cell.x))
+
+    def test_gradients_from_both_uses_meet(self, cell: Cell) -> None:
+        model = cell.spread().model.eval()
+        noise = model.noise()
+        with model.draw(noise=noise):
+            loss(model(cell.x)).backward()
+        untied = model.tensors(noise)
+        untied = {**untied, "embed.weight": untied["embed.weight"].detach().requires_grad_()}
+        untied["out.weight"] = untied["embed.weight"].detach().clone().requires_grad_()
+        out = torch.tanh(
+            nn.functional.linear(
+                nn.functional.embedding(cell.x, untied["embed.weight"]), untied["mix.weight"], untied["mix.bias"]
+            )
+        )
+        loss(nn.functional.linear(out, untied["out.weight"], untied["out.bias"])).backward()
+        total = untied["embed.weight"].grad + untied["out.weight"].grad
+        role = next(iter(dict(model.named_parameters()).values()))
+        drawn = model.tensors(noise)["embed.weight"]
+        (expected,) = torch.autograd.grad(drawn, role, total)
+        at = model.factors[0].layout.split(expected)["embed.weight"]
+        assert at.abs().max() > 1e-3
+        close(model.factors[0].layout.split(role.grad)["embed.weight"], at)
+
+
+class SharedModule(nn.Module):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+        self.again = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(torch.relu(self.first(x)))
+
+
+def test_a_module_that_occurs_twice(family: Family) -> None:
+    """`functional_call` restores such a module wrongly if it is handed its tensors under both names."""
+    plain, x = SharedModule(), torch.randn(6, 5)
+    model = byov.bayesianize(plain, family)
+    keys = set(model.state_dict())
+    model(x)
+    assert set(model.state_dict()) == keys
+    assert list(model.net.parameters()) == []
+    points = model.point_state_dict()
+    assert list(points) == list(plain.state_dict())
+    plain.load_state_dict(points, strict=True)
+    close(plain.eval()(x), model.eval()(x))
+
+
+def test_resnet18_itself(family: Family) -> None:
+    """torchvision's resnet18 as it is, in train and eval mode, on 32 pixels."""
+    plain, x = resnet18(num_classes=3), torch.randn(2, 3, 32, 32)
+    model = byov.bayesianize(plain, family)
+    with torch.no_grad():
+        close(model.eval()(x), plain.eval()(x), rtol=1e-5, atol=1e-5)
+    (loss(model.train()(x)) + 1e-6 * model.kl()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    plain.load_state_dict(model.point_state_dict(), strict=True)
+    counted = plain.state_dict()["bn1.num_batches_tracked"]
+    assert counted == (0 if isinstance(family, byov.Ensemble) else 1)  # a third of one, rounded; or one
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_inductor(cell: Cell) -> None:
+    model = cell.spread().without_drop_path().model
+    twin = copy.deepcopy(model)
+    noise = model.noise()
+    compiled = torch.compile(model, backend="inductor", fullgraph=True)
+    with model.draw(noise=noise), twin.draw(noise=noise):
+        out, expected = compiled(cell.x), twin(cell.x)
+        close(out, expected)
+        loss(out).backward(), loss(expected).backward()
+    for name, gradient in gradients(twin).items():
+        assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name

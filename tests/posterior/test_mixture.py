@@ -1,0 +1,473 @@
+"""The ensemble family: what shares an assignment, how often each component is taken, equation (6) and theorem 2."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.posterior import Family
+
+from .networks import shake
+
+PROBS = (0.5, 0.3, 0.2)
+
+
+def seeded(seed: int = 1) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def numbered(net: nn.Module, family: Family) -> byov.BayesianModule:
+    """A model whose component k is the number k everywhere, so that a draw shows its assignment."""
+    model = byov.bayesianize(net, family)
+    with torch.no_grad():
+        components = model.factors[0].components
+        components.copy_(torch.arange(float(len(components)))[:, None].expand_as(components))
+    return model
+
+
+def assignments(net: nn.Module, family: Family, n: int) -> dict[str, Tensor]:
+    draws = numbered(net, family).sample(n, seeded())
+    return {name: draw.detach().flatten(1).long() for name, draw in draws.items()}
+
+
+def independent(a: Tensor, b: Tensor, k: int = 3) -> float:
+    """The p-value of a χ² test of independence."""
+    table = np.zeros((k, k))
+    np.add.at(table, (a.numpy(), b.numpy()), 1)
+    return stats.chi2_contingency(table).pvalue
+
+
+def fits(z: Tensor, probs: tuple[float, ...]) -> float:
+    """The p-value of a χ² test of the components' frequencies."""
+    counts = torch.bincount(z, minlength=len(probs)).numpy()
+    return stats.chisquare(counts, np.array(probs) * counts.sum()).pvalue
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+# What shares an assignment
+
+
+def test_emp_is_equal_inside_a_layer_and_independent_across() -> None:
+    z = assignments(small(), byov.EMP(3, probs=PROBS), 2000)
+    for layer in ("0", "1", "2"):
+        together = torch.cat([z[f"{layer}.weight"], z[f"{layer}.bias"]], dim=1)
+        assert (together == together[:, :1]).all()
+        assert fits(together[:, 0], PROBS) > 0.001
+    for a, b in (("0", "1"), ("0", "2"), ("1", "2")):
+        assert independent(z[f"{a}.weight"][:, 0], z[f"{b}.weight"][:, 0]) > 0.001
+
+
+def test_ecmp_is_independent_per_element() -> None:
+    z = torch.cat(list(assignments(small(), byov.ECMP(3, probs=PROBS), 2000).values()), dim=1)
+    weights = z.shape[1]
+    assert min(fits(z[:, i], PROBS) for i in range(weights)) > 0.001 / weights
+    pairs = [(i, j) for i in range(weights) for j in range(i)]
+    assert min(independent(z[:, i], z[:, j]) for i, j in pairs) > 0.001 / len(pairs)
+
+
+def test_ensemble_is_one_component_for_the_whole_network() -> None:
+    z = torch.cat(list(assignments(small(), byov.Ensemble(3, probs=PROBS), 2000).values()), dim=1)
+    assert (z == z[:, :1]).all()
+    assert fits(z[:, 0], PROBS) > 0.001
+
+
+def test_an_ensemble_named_by_two_rules_is_still_one() -> None:
+    z = assignments(small(), {"0.*": byov.Ensemble(3), nn.Linear: byov.Ensemble(3)}, 50)
+    together = torch.cat(list(z.values()), dim=1)
+    assert (together == together[:, :1]).all()
+    assert len(together[:, 0].unique()) == 3
+
+
+@pytest.mark.parametrize("family", [byov.Ensemble(3), byov.EMP(3), byov.ECMP(3)], ids=repr)
+def test_components_are_uniform_by_default(family: Family) -> None:
+    assert fits(assignments(nn.Linear(1, 1), family, 2000)["weight"][:, 0], (1 / 3, 1 / 3, 1 / 3)) > 0.001
+
+
+def test_dropconnect_drops_each_weight_by_itself_and_no_bias() -> None:
+    net = small()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.7)
+    n, p = 2000, 0.3
+    draws = byov.bayesianize(net, byov.DropConnect(p)).sample(n, seeded())
+    kept = []
+    for name, draw in draws.items():
+        if "bias" in name:
+            assert (draw == 0.7).all()
+            continue
+        values = draw.detach().flatten(1)
+        assert torch.allclose(values[values != 0], torch.tensor(1.0))  # 0.7 / (1 − p)
+        kept.append(values != 0)
+    z = torch.cat(kept, dim=1).long()
+    pairs = [(i, j) for i in range(z.shape[1]) for j in range(i)]
+    assert min(fits(z[:, i], (p, 1 - p)) for i in range(z.shape[1])) > 0.001 / z.shape[1]
+    assert min(independent(z[:, i], z[:, j], 2) for i, j in pairs) > 0.001 / len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(5, 4), (3, 5)),
+        (nn.Conv1d(4, 6, 3), (2, 4, 8)),
+        (nn.Conv2d(4, 6, 3), (2, 4, 5, 5)),
+        (nn.Conv2d(4, 6, 3, groups=2), (2, 4, 5, 5)),
+        (nn.Conv2d(4, 8, 3, groups=4), (2, 4, 5, 5)),  # depthwise
+        (nn.Conv3d(2, 3, 2), (2, 2, 3, 3, 3)),
+        (nn.ConvTranspose1d(4, 6, 3), (2, 4, 5)),
+        (nn.ConvTranspose2d(4, 6, 3), (2, 4, 5, 5)),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 5, 5)),
+    ],
+    ids=repr,
+)
+def test_dropout_of_an_input_unit_is_dropping_that_input(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Zeros in the weights do what zeros in the input would: `nn.Dropout` on the layer's input, bias untouched."""
+    p, x = 0.4, torch.randn(shape)
+    model = byov.bayesianize(module, byov.Dropout(p)).eval()
+    seen = set()
+    for seed in range(8):
+        noise = model.noise(seeded(seed))
+        keep = noise[0]["keep"]
+        assert keep.shape == (shape[1],)
+        seen.add(tuple(keep.tolist()))
+        dropped = x * (keep / (1 - p)).view(1, -1, *(1 for _ in shape[2:]))
+        with model.draw(noise=noise):
+            torch.testing.assert_close(model(x), module(dropped), rtol=1e-4, atol=1e-5)
+    assert len(seen) > 1
+
+
+def test_dropout_of_an_embedding_drops_tokens() -> None:
+    net, p = nn.Embedding(9, 4), 0.4
+    model = byov.bayesianize(net, byov.Dropout(p))
+    noise = model.noise(seeded())
+    with model.draw(noise=noise):
+        out = model(torch.arange(9))
+    keep = noise[0]["keep"]
+    assert 0 < keep.sum() < 9
+    torch.testing.assert_close(out, net.weight * keep[:, None] / (1 - p))
+
+
+def test_dropout_never_drops_a_bias_and_drops_units_independently() -> None:
+    n, p = 2000, 0.25
+    net = small()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(1.0)
+    draws = byov.bayesianize(net, byov.Dropout(p)).sample(n, seeded())
+    assert all((draw == 1).all() for name, draw in draws.items() if "bias" in name)
+    for weight in (draws["0.weight"], draws["2.weight"]):
+        assert (weight == weight[:, :1]).all()  # every output loses the same inputs
+    z = torch.cat([draws["0.weight"][:, 0], draws["1.weight"], draws["2.weight"][:, 0]], dim=1).ne(0).long()
+    pairs = [(i, j) for i in range(z.shape[1]) for j in range(i)]
+    assert min(fits(z[:, i], (p, 1 - p)) for i in range(z.shape[1])) > 0.001 / z.shape[1]
+    assert min(independent(z[:, i], z[:, j], 2) for i, j in pairs) > 0.001 / len(pairs)
+
+
+@pytest.mark.parametrize("family", [byov.Dropout(0.0), byov.DropConnect(0.0)], ids=repr)
+def test_dropping_nothing_is_the_network_itself(family: Family) -> None:
+    net, x = small(), torch.randn(4, 2)
+    model = byov.bayesianize(net, family)
+    torch.testing.assert_close(model(x), net(x))
+    assert all((std == 0).all() for std in model.std().values())
+
+
+# Buffers
+
+
+def test_an_ensemble_keeps_batchnorm_s_statistics_apart() -> None:
+    """Each component has running statistics of its own; a train step moves those of the component it drew, only."""
+    net = small()
+    model = byov.bayesianize(net, byov.Ensemble(3))
+    shake(model)
+    x = torch.randn(8, 2) + 1
+    for drawn in (1, 1, 2):
+        before = {name: b.clone() for name, b in model.factors[0].named_buffers()}
+        with model.draw(noise=[{"z": torch.tensor([drawn])}]):
+            model(x)
+        for name, buffer in model.factors[0].named_buffers():
+            moved = [k for k in range(3) if not torch.equal(buffer[k], before[name][k])]
+            assert moved == [drawn], name
+    assert dict(model.factors[0].named_buffers())["1/num_batches_tracked"].tolist() == [0, 2, 1]
+    assert model.point_state_dict()["1.num_batches_tracked"].item() == 1
+    statistics = dict(model.factors[0].named_buffers())["1/running_mean"]
+    model.eval()
+    for k in range(3):  # a draw in eval mode reads the statistics of its own component
+        member = small()
+        weights = {
+            name: model.factors[0].layout.split(model.factors[0].components)[name][k] for name in model.covered()
+        }
+        buffers = {n.replace("/", "."): b[k] for n, b in model.factors[0].named_buffers()}
+        member.load_state_dict({**weights, **buffers})
+        with model.draw(noise=[{"z": torch.tensor([k])}]):
+            torch.testing.assert_close(model(x), member.eval()(x))
+    torch.testing.assert_close(model.point_state_dict()["1.running_mean"], statistics.mean(0))
+
+
+@pytest.mark.parametrize("family", [byov.EMP(3), byov.ECMP(3), byov.Dropout(0.1), byov.Gaussian()], ids=repr)
+def test_the_others_share_them(family: Family) -> None:
+    model = byov.bayesianize(small(), family)
+    assert model.net.get_buffer("1.running_mean").shape == (3,)
+    for _ in range(4):
+        model(torch.randn(8, 2))
+    assert model.net.get_buffer("1.num_batches_tracked").item() == 4
+
+
+def test_an_ensemble_of_some_layers_owns_the_buffers_of_those_layers() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = byov.bayesianize(net, {"1.*": byov.Ensemble(2)})
+    assert set(model.factors[0].buffer_names) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert "3.running_mean" in dict(model.net.named_buffers())
+    assert "1.running_mean" not in dict(model.net.named_buffers())
+
+
+def test_float64_statistics_are_averaged_in_float64() -> None:
+    model = byov.bayesianize(small().double(), byov.Ensemble(3, probs=PROBS))
+    stack = dict(model.factors[0].named_buffers())["1/running_mean"]
+    stack.copy_(torch.randn_like(stack))
+    expected = torch.einsum("k,kc->c", torch.tensor(PROBS, dtype=torch.float64), stack)
+    torch.testing.assert_close(model.point_state_dict()["1.running_mean"], expected, rtol=1e-14, atol=1e-14)
+
+
+# Moments
+
+SPREAD: list[Family] = [
+    byov.Ensemble(3, probs=PROBS),
+    byov.EMP(3, probs=PROBS),
+    byov.ECMP(3, probs=PROBS),
+    byov.Ensemble(2, sigma=0.3),
+    byov.EMP(2, sigma=0.3),
+    byov.ECMP(2, sigma=0.3),
+    byov.Dropout(0.3),
+    byov.DropConnect(0.3),
+    byov.Dropout(0.3, sigma=0.2),
+    byov.DropConnect(0.3, sigma=0.2),
+]
+
+
+@pytest.mark.parametrize("family", SPREAD, ids=repr)
+def test_mean_and_std_are_those_of_the_draws(family: Family) -> None:
+    """Within 4.5 standard errors for each of the 26 weights (p < 0.001 over all of them)."""
+    model, n = byov.bayesianize(small(), family), 1500
+    shake(model, 0.5)
+    draws, mean, std = model.sample(n, seeded()), model.mean(), model.std()
+    for name in model.covered():
+        theta, mu, sigma = draws[name].detach().double(), mean[name].detach(), std[name].detach()
+        assert ((theta.mean(0) - mu).abs() <= 4.5 * sigma / n**0.5 + 1e-5).all(), name
+        squares = (theta - mu) ** 2
+        assert ((squares.mean(0) - sigma**2).abs() <= 4.5 * squares.std(0) / n**0.5 + 1e-5).all(), name
+
+
+@pytest.mark.parametrize(
+    "family", [byov.Ensemble(2, sigma=0.3), byov.EMP(2, sigma=0.3), byov.ECMP(2, sigma=0.3)], ids=repr
+)
+def test_sigma_adds_normal_noise_of_that_size(family: Family) -> None:
+    net = small()
+    draws = byov.bayesianize(net, family).sample(1000, seeded())  # the components are equal
+    noise = torch.cat([(draws[n] - p).flatten(1) for n, p in net.named_parameters()], dim=1).detach() / 0.3
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.001
+    correlation = torch.corrcoef(noise.T) - torch.eye(noise.shape[1])
+    assert correlation.abs().max() < 5 / 1000**0.5
+
+
+@pytest.mark.parametrize("family", [byov.Dropout(0.3), byov.DropConnect(0.3)], ids=repr)
+def test_float64_draws_are_float64_to_the_last_digit(family: Family) -> None:
+    """E[θ] over both values of the mask is the mean, to float64's precision."""
+    net = nn.Linear(1, 1, bias=False).double()
+    model = byov.bayesianize(net, family)
+    kept, dropped = (model.tensors([{"keep": torch.tensor([keep])}])["weight"] for keep in (True, False))
+    assert dropped == 0
+    torch.testing.assert_close(0.7 * kept, net.weight, rtol=1e-15, atol=0)
+
+
+# Where components start
+
+
+def test_copies_start_at_the_network_and_resets_apart() -> None:
+    net = small()
+    model = byov.bayesianize(net, byov.EMP(3))
+    assert all((std == 0).all() for std in model.std().values())
+    reset = byov.bayesianize(net, byov.Ensemble(3, start="reset"))
+    components = reset.factors[0].layout.split(reset.factors[0].components)["0.weight"]
+    assert torch.equal(components[0], net[0].weight)
+    assert not torch.equal(components[1], components[0])
+    assert not torch.equal(components[1], components[2])
+    assert components.abs().max() <= 1 / 2**0.5  # nn.Linear's own bounds, 1/√in
+
+
+# Equation (6)
+
+
+@pytest.mark.parametrize("probs", [None, PROBS])
+@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+def test_equation_6_by_brute_force(kind: type, probs: tuple[float, ...] | None) -> None:
+    model = byov.bayesianize(small(), kind(3, probs=probs))
+    shake(model, 0.5)
+    mean = {name: torch.randn_like(m) for name, m in model.mean().items()}
+    std = {name: torch.rand_like(m) + 0.5 for name, m in model.mean().items()}
+    stacks = model.factors[0].layout.split(model.factors[0].components.detach().double())
+    numbers = [{name: torch.full_like(m, value) for name, m in mean.items()} for value in (0.2, 0.7)]
+    for prior, (m, s) in ((byov.Normal(0.2, 0.7), numbers), (byov.Normal(mean, std), [mean, std])):
+        total = 0.0
+        for k, p in enumerate(probs or (1 / 3,) * 3):
+            for name, stack in stacks.items():
+                lists = (t.flatten().tolist() for t in (stack[k], m[name], s[name]))
+                for centroid, at, width in zip(*lists, strict=True):
+                    total += p * (centroid - at) ** 2 / (2 * width**2)
+        assert model.kl(prior).item() == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [byov.Dropout, byov.DropConnect])
+def test_equation_6_for_a_zero_component(kind: type) -> None:
+    """Components M = mean/(1−p) and 0 with probabilities 1−p and p; a bias has one component."""
+    p, m, s = 0.3, 0.2, 0.7
+    model = byov.bayesianize(small(), kind(p))
+    total = 0.0
+    for name, mean in model.mean().items():
+        for value in mean.flatten().tolist():
+            if "bias" in name:
+                total += (value - m) ** 2 / (2 * s**2)
+            else:
+                total += ((1 - p) * (value / (1 - p) - m) ** 2 + p * (0 - m) ** 2) / (2 * s**2)
+    assert model.kl(byov.Normal(m, s)).item() == pytest.approx(total, rel=1e-6)
+
+
+def test_points_join_equation_6_when_asked() -> None:
+    net = small()
+    model = byov.bayesianize(net, {"0.*": byov.EMP(2)})
+    rest = sum((p**2).sum().item() / (2 * 0.5**2) for n, p in net.named_parameters() if not n.startswith("0."))
+    prior = byov.Normal(0.0, 0.5)
+    assert (model.kl(prior, points=True) - model.kl(prior)).item() == pytest.approx(rest, rel=1e-5)
+
+
+# Theorem 2 (B.4): the gradient of one draw is unbiased
+
+
+def single_draw_average(
+    model: byov.BayesianModule, noises: list[tuple[float, dict[str, Tensor]]], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
+    """The average of the gradients of single draws, each weighted by its probability, over all draws there are."""
+    assert sum(p for p, _ in noises) == pytest.approx(1.0)
+    (role,) = model.parameters()
+    average = torch.zeros_like(role)
+    for probability, noise in noises:
+        model.zero_grad()
+        with model.draw(noise=[noise]):
+            F.mse_loss(model(x), y).backward()
+        average += probability * role.grad
+    return model.factors[0].layout.split(average)
+
+
+def double(net: nn.Module, family: Family) -> tuple[byov.BayesianModule, dict[str, Tensor], Tensor, Tensor]:
+    """A float64 model with components apart, leaves that hold the same numbers by name, and a batch."""
+    model = byov.bayesianize(net.double(), family)
+    shake(model, 0.5)
+    (role,) = model.parameters()
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in model.factors[0].layout.split(role).items()}
+    return model, leaves, torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
+
+
+def test_emp_s_gradient_is_unbiased() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    probs = (0.7, 0.3)
+    model, leaves, x, y = double(net, byov.EMP(2, probs=probs))
+    noises, exact = [], torch.zeros((), dtype=torch.float64)
+    for z in product(range(2), repeat=3):
+        probability = prod(probs[k] for k in z)
+        noises.append((probability, {"z": torch.tensor(z)}))
+        h = x
+        for layer, k in zip(("0", "2", "4"), z, strict=True):
+            h = h @ leaves[f"{layer}.weight"][k].T + leaves[f"{layer}.bias"][k]
+            h = h if layer == "4" else torch.tanh(h)
+        exact = exact + probability * ((h - y) ** 2).mean()
+    exact.backward()
+    for name, gradient in single_draw_average(model, noises, x, y).items():
+        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+
+
+def test_ecmp_s_gradient_is_unbiased() -> None:
+    net = nn.Sequential(nn.Linear(2, 1), nn.Tanh(), nn.Linear(1, 1))
+    probs = (0.6, 0.4)
+    model, leaves, x, y = double(net, byov.ECMP(2, probs=probs))
+    noises, exact = [], torch.zeros((), dtype=torch.float64)
+    w, b, v, c = (leaves[name] for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+    for z in product(range(2), repeat=5):  # two weights and a bias, a weight and a bias
+        probability = prod(probs[k] for k in z)
+        noises.append((probability, {"z": torch.tensor(z)}))
+        hidden = torch.tanh(x[:, 0] * w[z[0], 0, 0] + x[:, 1] * w[z[1], 0, 1] + b[z[2], 0])
+        out = hidden * v[z[3], 0, 0] + c[z[4], 0]
+        exact = exact + probability * ((out - y[:, 0]) ** 2).mean()
+    exact.backward()
+    for name, gradient in single_draw_average(model, noises, x, y).items():
+        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+
+
+def test_dropout_s_gradient_is_unbiased() -> None:
+    net, p = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), 0.3
+    model, leaves, x, y = double(net, byov.Dropout(p))
+    noises, exact = [], torch.zeros((), dtype=torch.float64)
+    for keep in product((False, True), repeat=4):
+        probability = prod(1 - p if kept else p for kept in keep)
+        noises.append((probability, {"keep": torch.tensor(keep)}))
+        mask = torch.tensor(keep, dtype=torch.float64) / (1 - p)
+        hidden = torch.tanh(F.linear(x * mask[:2], leaves["0.weight"], leaves["0.bias"]))
+        out = F.linear(hidden * mask[2:], leaves["2.weight"], leaves["2.bias"])
+        exact = exact + probability * ((out - y) ** 2).mean()
+    exact.backward()
+    for name, gradient in single_draw_average(model, noises, x, y).items():
+        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+
+
+# Bad input
+
+COMPONENTS = [byov.Ensemble, byov.EMP, byov.ECMP]
+BERNOULLI = [byov.Dropout, byov.DropConnect]
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_bad_mixtures_are_refused_in_a_sentence(kind: type) -> None:
+    name = kind.__name__
+    for k in (1, 0, -3, 2.5, True):
+        with pytest.raises(ValueError, match=f"{name} needs at least 2 components, not k="):
+            kind(k)
+    with pytest.raises(ValueError, match=f"{name} needs mixing probabilities above 0 that sum to 1"):
+        kind(2, probs=(0.5, 0.6))
+    with pytest.raises(ValueError, match=f"{name} needs mixing probabilities above 0 that sum to 1"):
+        kind(2, probs=(1.0, 0.0))
+    with pytest.raises(ValueError, match=rf"{name}\(3\) needs 3 mixing probabilities, not 2"):
+        kind(3, probs=(0.5, 0.5))
+    with pytest.raises(ValueError, match=f"{name} starts from 'copy' or 'reset', not 'random'"):
+        kind(2, start="random")
+
+
+@pytest.mark.parametrize("kind", BERNOULLI)
+@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, float("nan")])
+def test_a_probability_of_dropping_is_in_0_1(kind: type, p: float) -> None:
+    with pytest.raises(ValueError, match=rf"{kind.__name__} needs a probability of dropping in \[0, 1\)"):
+        kind(p)
+
+
+@pytest.mark.parametrize("sigma", [-0.1, float("nan"), float("inf")])
+def test_a_sigma_is_at_least_0(sigma: float) -> None:
+    for kind in COMPONENTS:
+        with pytest.raises(ValueError, match=f"{kind.__name__} needs a σ of at least 0"):
+            kind(2, sigma=sigma)
+    for kind in BERNOULLI:
+        with pytest.raises(ValueError, match=f"{kind.__name__} needs a σ of at least 0"):
+            kind(0.1, sigma=sigma)
+
+
+def test_families_are_frozen_and_equal_by_value() -> None:
+    assert byov.EMP(3, probs=[0.5, 0.3, 0.2]) == byov.EMP(3, probs=PROBS)
+    assert len({byov.EMP(3), byov.EMP(3), byov.ECMP(3)}) == 2
+    with pytest.raises(AttributeError):
+        byov.EMP(3).k = 4

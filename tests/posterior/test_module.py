@@ -1,0 +1,243 @@
+"""BayesianModule beyond the conformance grid: networks of other kinds, states it refuses, and blocks in odd places."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import byov
+
+from .networks import FAMILIES, shake
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class Temperature(nn.Module):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.temperature
+
+
+class Keywords(nn.Module):
+    """Arguments by name, and an output that is not a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        return {"logits": self.layer(x) * scale}
+
+
+class RunningBuffer(nn.Module):
+    """A buffer that is replaced, not changed in place."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + len(x)
+        return self.layer(x)
+
+
+OTHERS: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.LSTM(3, 4, num_layers=2, bidirectional=True), (5, 2, 3)),
+    (nn.GRU(3, 4), (5, 2, 3)),
+    (nn.RNN(3, 4), (5, 2, 3)),
+    (nn.LSTM(3, 4, proj_size=2), (5, 2, 3)),
+    (weight_norm(nn.Linear(3, 4)), (2, 3)),
+    (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0), 1), (2, 3, 4)),
+    (nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.GroupNorm(1, 3), nn.PReLU()), (1, 2, 4, 4)),
+    (Temperature(), (2, 3)),
+]
+
+
+def tensor(out: Any) -> Tensor:
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+@pytest.mark.parametrize(("net", "shape"), OTHERS, ids=lambda v: type(v).__name__)
+def test_other_kinds_of_network(net: nn.Module, shape: tuple[int, ...], family: Any) -> None:
+    net, x = copy.deepcopy(net), torch.randn(shape)
+    model = byov.bayesianize(net, family)
+    torch.testing.assert_close(tensor(model.eval()(x)), tensor(net.eval()(x)))
+    shake(model, 0.1)
+    model.train()
+    outputs = [tensor(model(x)) for _ in range(20)]
+    assert any(not torch.equal(outputs[0], out) for out in outputs[1:])
+    outputs[0].square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    net.load_state_dict(model.point_state_dict(), strict=True)
+    torch.testing.assert_close(tensor(model.eval()(x)), tensor(net(x)))
+
+
+def test_arguments_and_outputs_pass_through() -> None:
+    net = Keywords()
+    model = byov.bayesianize(net, byov.Gaussian()).eval()
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(model(x, scale=3.0)["logits"], net(x, scale=3.0)["logits"])
+    torch.testing.assert_close(model(x=x)["logits"], net(x)["logits"])
+
+
+@pytest.mark.parametrize("family", [byov.Gaussian(), byov.Ensemble(2)], ids=repr)
+def test_a_buffer_that_is_replaced_is_kept(family: Any) -> None:
+    model = byov.bayesianize(RunningBuffer(), family)
+    noise = [{"z": torch.tensor([1])}] if isinstance(family, byov.Ensemble) else model.noise()
+    with model.draw(noise=noise):
+        for _ in range(3):
+            model(torch.randn(4, 3))
+    if isinstance(family, byov.Ensemble):
+        assert model.factors[0].get_buffer("seen").tolist() == [0.0, 12.0]
+    else:
+        assert model.net.get_buffer("seen").item() == 12.0
+
+
+def test_hooks_and_attributes_of_the_network_still_work() -> None:
+    net, seen = mlp(), []
+    model = byov.bayesianize(net, byov.Gaussian())
+    model.net.get_submodule("0").register_forward_hook(lambda m, i, o: seen.append(m.weight.shape))
+    model(torch.randn(4, 3))
+    assert seen == [torch.Size([4, 3])]
+    assert model.net.get_submodule("0").in_features == 3
+
+
+def test_a_draw_without_a_generator_follows_the_global_seed() -> None:
+    model = byov.bayesianize(mlp(), byov.Gaussian())
+    x = torch.randn(4, 3)
+    torch.manual_seed(3)
+    first = model(x)
+    second = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(model(x), first)
+    assert not torch.equal(first, second)
+
+
+def test_a_generator_leaves_the_global_seed_alone() -> None:
+    model = byov.bayesianize(mlp(), byov.EMP(3))
+    state = torch.get_rng_state()
+    with model.draw(generator=Generator().manual_seed(1)):
+        model(torch.randn(4, 3, generator=Generator().manual_seed(2)))
+    model.sample(3, generator=Generator().manual_seed(1))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_eval_draws_nothing() -> None:
+    model = byov.bayesianize(mlp(), byov.Gaussian()).eval()
+    state = torch.get_rng_state()
+    model(torch.ones(4, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_both_views_in_one_call_see_one_draw() -> None:
+    """ε is one draw per minibatch, the same for both views: a network called twice inside one call."""
+
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.encoder(x), self.encoder(x)
+
+    model = byov.bayesianize(Siamese(), byov.Gaussian(0.0))
+    first, second = model(torch.randn(4, 3))
+    assert torch.equal(first, second)
+
+
+def test_snr_of_a_weight_without_spread() -> None:
+    net = nn.Linear(2, 1)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.0, -3.0]]))
+    snr = byov.bayesianize(net, byov.EMP(2)).snr()["weight"]  # copies: σ is 0
+    assert snr.tolist() == [[0.0, float("inf")]]
+    gaussian = byov.bayesianize(net, byov.Gaussian(0.0)).snr()["weight"]
+    assert gaussian.tolist() == [[0.0, 3.0]]
+
+
+def test_training_lowers_the_loss() -> None:
+    """A regression with noise of σ = 0.1: the mean predicts it, and the KL is felt."""
+    x = torch.linspace(-1, 1, 128)[:, None]
+    y = torch.sin(3 * x) + 0.1 * torch.randn_like(x)
+    model = byov.bayesianize(nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)), byov.Gaussian())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    start = model.kl().item()
+    for _ in range(300):
+        optimizer.zero_grad()
+        nll = ((model(x) - y) ** 2).sum() / (2 * 0.1**2)
+        (nll / 128 + model.kl() / 128).backward()
+        optimizer.step()
+    model.eval()
+    assert ((model(x) - torch.sin(3 * x)) ** 2).mean() < 0.02
+    assert model.kl().item() < 0.75 * start
+
+
+def test_sample_needs_a_draw() -> None:
+    with pytest.raises(ValueError, match="at least one draw, not 0"):
+        byov.bayesianize(mlp(), byov.Gaussian()).sample(0)
+
+
+# States it refuses, changing nothing
+
+
+def refuses(model: byov.BayesianModule, state: dict[str, Any], sentence: str) -> None:
+    before = copy.deepcopy(model.state_dict())
+    for strict in (True, False):
+        with pytest.raises(ValueError, match=sentence):
+            model.load_state_dict(state, strict=strict)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def other() -> nn.Module:
+    net = mlp()
+    shake(net)
+    return net
+
+
+def test_the_state_of_another_family_is_refused() -> None:
+    model = byov.bayesianize(mlp(), byov.EMP(3))
+    for family in (byov.ECMP(3), byov.EMP(4), byov.EMP(3, sigma=0.1), byov.Gaussian()):
+        sentence = r"The state is of \w+\(.*\), the model of EMP\(k=3"
+        refuses(model, byov.bayesianize(other(), family).state_dict(), sentence)
+
+
+def test_the_state_of_other_rules_or_another_network_is_refused() -> None:
+    model = byov.bayesianize(mlp(), byov.EMP(3))
+    sentence = "a network with other parameters, or of other rules"
+    refuses(model, byov.bayesianize(other(), {"0.*": byov.EMP(3)}).state_dict(), sentence)
+    refuses(model, byov.bayesianize(nn.Linear(3, 4), byov.EMP(3)).state_dict(), sentence)
+
+
+def test_the_state_of_a_plain_network_is_refused() -> None:
+    refuses(byov.bayesianize(mlp(), byov.EMP(3)), other().state_dict(), "not the state of a BayesianModule")
+
+
+def test_a_model_inside_another_module_saves_and_refuses_too() -> None:
+    whole = nn.ModuleDict({"student": byov.bayesianize(mlp(), byov.Ensemble(2)), "head": nn.Linear(2, 2)})
+    again = nn.ModuleDict({"student": byov.bayesianize(other(), byov.Ensemble(2)), "head": nn.Linear(2, 2)})
+    again.load_state_dict(dict(whole.state_dict()))
+    for key, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value)
+    wrong = nn.ModuleDict({"student": byov.bayesianize(mlp(), byov.EMP(2)), "head": nn.Linear(2, 2)})
+    with pytest.raises(ValueError, match="The state is of Ensemble"):
+        wrong.load_state_dict(whole.state_dict())

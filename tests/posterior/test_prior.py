@@ -1,0 +1,241 @@
+"""The priors and the EMA that feeds the teacher's: moments against the direct formula, and saved with the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import byov
+
+from .networks import Tied, shake
+
+
+def make(prior: Any = None, rules: Any = None) -> byov.BayesianModule:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return byov.bayesianize(net, rules or byov.Gaussian(), prior=prior)
+
+
+def flat(model: byov.BayesianModule) -> Tensor:
+    return model.factors[0].flat_mean().detach().double().clone()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
+def test_ema_equals_the_direct_formula(decay: float) -> None:
+    """EMA(μ), EMA(μ²) and EMA(μ²) − EMA(μ)², each by its own recursion in float64."""
+    model = make()
+    ema = byov.EMA(model)
+    mean = flat(model)
+    square = mean**2
+    for _ in range(30):
+        shake(model, 0.1)
+        ema.update(model, decay)
+        mean = decay * mean + (1 - decay) * flat(model)
+        square = decay * square + (1 - decay) * flat(model) ** 2
+    torch.testing.assert_close(ema.mean(0).double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ema.second_moment(0).double(), square, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ema.variance(0).double(), square - mean**2, rtol=1e-4, atol=1e-9)
+
+
+def test_ema_s_variance_survives_float32() -> None:
+    """Weights of 1 that move by 1e-5: in float32 the difference of the two EMAs is rounding, often negative."""
+    model = make()
+    with torch.no_grad():
+        model.factors[0].mean.fill_(1.0)
+    ema, mean = byov.EMA(model), flat(model)
+    square = mean**2
+    for _ in range(20):
+        shake(model, 1e-5)
+        ema.update(model, 0.9)
+        mean, square = 0.9 * mean + 0.1 * flat(model), 0.9 * square + 0.1 * flat(model) ** 2
+    assert (ema.variance(0) >= 0).all()
+    torch.testing.assert_close(ema.variance(0).double(), square - mean**2, rtol=0.1, atol=1e-12)
+
+
+def test_ema_starts_at_the_mean_without_variance() -> None:
+    model = make()
+    ema = byov.EMA(model)
+    assert torch.equal(ema.mean(0), model.factors[0].flat_mean())
+    assert (ema.variance(0) == 0).all()
+    shake(model)
+    assert not torch.equal(ema.mean(0), model.factors[0].flat_mean())
+
+
+def test_ema_is_of_the_mean_and_never_of_a_draw() -> None:
+    model = make(rules=byov.EMP(2))
+    shake(model)
+    ema = byov.EMA(model)
+    with model.draw():
+        ema.update(model, 0.5)
+    torch.testing.assert_close(ema.mean(0), model.factors[0].flat_mean())
+
+
+def test_ema_covers_points_and_gives_tensors_by_name() -> None:
+    model = make(rules={"2.*": byov.Gaussian()})
+    ema = byov.EMA(model)
+    before = {name: p.detach().clone() for name, p in model.points()} | {
+        name: m.detach().clone() for name, m in model.mean().items()
+    }
+    shake(model)
+    ema.update(model, 0.75)
+    now = dict(model.points()) | model.mean()
+    tensors = ema.tensors(model)
+    assert tensors.keys() == before.keys() == {n for n in model.point_state_dict() if n.endswith(("weight", "bias"))}
+    for name, value in tensors.items():
+        torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * now[name])
+
+
+@pytest.mark.parametrize("rules", [byov.Gaussian(), {"mix.*": byov.Gaussian()}], ids=["covered", "points"])
+def test_ema_knows_ties(rules: Any) -> None:
+    model = byov.bayesianize(Tied(), rules)
+    tensors = byov.EMA(model).tensors(model)
+    assert tensors["embed.weight"] is tensors["out.weight"]
+    assert tensors.keys() == Tied().state_dict().keys()
+
+
+def test_ema_of_a_plain_network() -> None:
+    net = Tied()
+    ema = byov.EMA(net, variance=False)
+    before = {name: p.detach().clone() for name, p in net.named_parameters(remove_duplicate=False)}
+    shake(net)
+    ema.update(net, 0.75)
+    tensors = ema.tensors(net)
+    assert tensors.keys() == before.keys()
+    for name, p in net.named_parameters(remove_duplicate=False):
+        torch.testing.assert_close(tensors[name], 0.75 * before[name] + 0.25 * p)
+    with pytest.raises(ValueError, match="keeps no variance"):
+        ema.variance(0)
+
+
+def test_ema_refuses_other_models() -> None:
+    ema = byov.EMA(make())
+    with pytest.raises(ValueError, match="a model with other parameters"):
+        ema.update(make(rules={"2.*": byov.Gaussian()}), 0.9)
+
+
+def test_ema_and_priors_stay_in_float32() -> None:
+    model = make(byov.TeacherNormal())
+    model.to(torch.bfloat16)
+    assert model.prior.ema.mean(0).dtype == torch.float32
+    assert make(byov.Normal(0.1, 0.3)).to(torch.bfloat16).prior.get_buffer("std").item() == pytest.approx(0.3)
+    model.prior.ema.update(model, 0.9)
+    assert torch.isfinite(model.kl())
+    assert make(byov.TeacherNormal()).double().prior.ema.mean(0).dtype == torch.float64
+
+
+def test_teacher_moments() -> None:
+    model = make()
+    ema = byov.EMA(model)
+    for _ in range(5):
+        shake(model, 1e-3)
+        ema.update(model, 0.9)
+    layout = model.factors[0].layout
+    mean, std = byov.TeacherMean(ema, std=0.4).moments(0, layout)
+    assert torch.equal(mean, ema.mean(0))
+    assert std.item() == pytest.approx(0.4)
+    floor = ema.variance(0).median().item()
+    mean, std = byov.TeacherNormal(ema, floor=floor).moments(0, layout)
+    assert torch.equal(mean, ema.mean(0))
+    torch.testing.assert_close(std**2, ema.variance(0).clamp_min(floor))
+    assert std.min().item() == pytest.approx(floor**0.5)
+
+
+def test_a_teacher_prior_makes_its_own_ema_and_lives_with_it() -> None:
+    prior = byov.TeacherMean()
+    with pytest.raises(ValueError, match="TeacherMean has no teacher yet"):
+        make().kl(prior)
+    model = make(prior)
+    start = model.kl()
+    shake(model, 0.3)
+    far = model.kl()
+    prior.ema.update(model, 0.0)
+    assert far > model.kl()  # the prior came after
+    assert start.item() == pytest.approx(4.5 * flat(model).numel(), rel=0.01)
+
+
+def test_the_teacher_is_not_learned() -> None:
+    model = make(byov.TeacherNormal())
+    assert all(not name.startswith("prior") for name, _ in model.named_parameters())
+    model.kl().backward()
+    assert not any(b.requires_grad for b in model.prior.buffers())
+
+
+@pytest.mark.parametrize("kind", [byov.TeacherMean, byov.TeacherNormal])
+def test_a_teacher_prior_is_saved_and_restored(kind: Any) -> None:
+    model, other = make(kind()), make(kind())
+    for _ in range(3):
+        shake(model, 0.1)
+        model.prior.ema.update(model, 0.9)
+    assert other.kl() != model.kl()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(other.kl(), model.kl())
+
+
+def test_a_normal_prior_is_saved_and_restored() -> None:
+    model, other = make(byov.Normal(0.3, 0.2)), make()
+    assert other.kl() != model.kl()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(other.kl(), model.kl())
+    values = {name: torch.rand_like(m) + 0.1 for name, m in model.mean().items()}
+    named = make(byov.Normal(values, values))
+    ones = {name: torch.ones_like(value) for name, value in values.items()}
+    again = make(byov.Normal(ones, ones))
+    again.load_state_dict(copy.deepcopy(named.state_dict()))
+    assert torch.equal(again.kl(), named.kl())
+
+
+def test_a_state_with_another_kind_of_prior_is_refused() -> None:
+    state = make(byov.TeacherMean()).state_dict()
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="saved with a TeacherMean prior, the model has a Normal"):
+        model.load_state_dict(state)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, {"weight": torch.zeros(2)}])
+def test_a_standard_deviation_is_above_0(std: Any) -> None:
+    with pytest.raises(ValueError, match="a standard deviation above 0"):
+        byov.Normal(0.0, std)
+
+
+def test_bad_priors_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="finite moments"):
+        byov.Normal(float("nan"), 1.0)
+    with pytest.raises(ValueError, match="a number or a mapping"):
+        byov.Normal("zero", 1.0)
+    with pytest.raises(ValueError, match="a number or a mapping"):
+        byov.Normal(torch.zeros(3), 1.0)
+    with pytest.raises(ValueError, match="a standard deviation above 0, not 0"):
+        byov.TeacherMean(std=0.0)
+    with pytest.raises(ValueError, match="a variance floor above 0, not 0"):
+        byov.TeacherNormal(floor=0.0)
+    with pytest.raises(ValueError, match=r"fed by a byov\.EMA, not Linear"):
+        byov.TeacherMean(nn.Linear(2, 2))
+    model = make()
+    with pytest.raises(ValueError, match=r"A prior is byov\.Normal, .* not 'normal'"):
+        model.kl("normal")
+    with pytest.raises(ValueError, match=r"A prior is byov\.Normal"):
+        make("normal")
+    with pytest.raises(ValueError, match=r"The prior has no mean for 0\.weight"):
+        model.kl(byov.Normal({"2.weight": torch.zeros(())}, 1.0))
+    shape = {name: torch.zeros(7) for name in model.covered()}
+    with pytest.raises(ValueError, match=r"The prior's mean for 0\.weight has shape \(7,\), the parameter \(4, 3\)"):
+        model.kl(byov.Normal(shape, 1.0))
+
+
+def test_points_need_a_prior_that_knows_them() -> None:
+    model = make(rules={"2.*": byov.Gaussian()})
+    by_name = byov.Normal({n: torch.zeros(()) for n in model.covered()}, 1.0)
+    with pytest.raises(ValueError, match="covers no points"):
+        model.kl(by_name, points=True)
+    teacher = byov.TeacherMean(byov.EMA(model), std=0.5)
+    assert torch.equal(model.kl(teacher, points=True), model.kl(teacher))  # the teacher is where the points are
+    shake(model.net, 0.1)
+    moved = sum((p - m).square().sum() for (n, p) in model.points() for m in [teacher.ema.tensors(model)[n]])
+    torch.testing.assert_close(
+        model.kl(teacher, points=True) - model.kl(teacher), 0.5 * moved / 0.25, rtol=1e-3, atol=1e-4
+    )

@@ -1,0 +1,221 @@
+"""Which parameters a family covers, and how many there are to learn."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torchvision.models import resnet18
+
+import byov
+
+from .networks import Tied
+
+
+def net() -> nn.Sequential:
+    blocks = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    return nn.Sequential(nn.Linear(2, 2), blocks, nn.LayerNorm(2), nn.Linear(2, 3))
+
+
+NAMES = [name for name, _ in net().named_parameters()]
+
+
+def covered(model: byov.BayesianModule) -> dict[str, Any]:
+    return {slot.name: factor.family for factor in model.factors for slot in factor.layout.slots}
+
+
+def test_a_bare_family_covers_everything() -> None:
+    model = byov.bayesianize(net(), byov.Gaussian())
+    assert model.covered() == NAMES
+    assert model.points() == []
+
+
+def test_globs_classes_tuples_and_predicates() -> None:
+    for rule, names in (
+        ("1.*", ["1.0.weight", "1.0.bias", "1.1.weight", "1.1.bias"]),
+        ("*.bias", [n for n in NAMES if n.endswith("bias")]),
+        (nn.BatchNorm1d, ["1.1.weight", "1.1.bias"]),
+        ((nn.BatchNorm1d, nn.LayerNorm), ["1.1.weight", "1.1.bias", "2.weight", "2.bias"]),
+        (byov.norm_layers, ["1.1.weight", "1.1.bias", "2.weight", "2.bias"]),
+        (byov.output_layer, ["3.weight", "3.bias"]),
+        (lambda name, module, parameter: parameter.shape == (3,), ["3.bias"]),
+        (lambda name, module, parameter: isinstance(module, nn.Linear) and "0" in name, NAMES[:4]),
+    ):
+        model = byov.bayesianize(net(), {rule: byov.Gaussian()})
+        assert model.covered() == names
+        assert [name for name, _ in model.points()] == [name for name in NAMES if name not in names]
+
+
+globs = st.lists(
+    st.sampled_from(["*", "0.*", "1.*", "*.weight", "*.bias", "1.1.*", "?.weight", "[23].*", "3.bias", "1.0.*"]),
+    min_size=1,
+    max_size=5,
+    unique=True,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(globs)
+def test_the_first_match_wins(rules: list[str]) -> None:
+    families = {rule: byov.Gaussian(log_var=-float(i + 1)) for i, rule in enumerate(rules)}
+    expected = {}
+    for name in NAMES:
+        hits = [rule for rule in rules if fnmatchcase(name, rule)]
+        if hits:
+            expected[name] = families[hits[0]]
+    model = byov.bayesianize(net(), families)
+    assert covered(model) == expected
+    assert {name for name, _ in model.points()} == set(NAMES) - set(expected)
+    out = model(torch.randn(4, 2))
+    assert out.shape == (4, 3)
+
+
+def test_families_mix() -> None:
+    model = byov.bayesianize(net(), {byov.norm_layers: byov.EMP(5), nn.Linear: byov.Dropout(0.005)})
+    by_name = covered(model)
+    assert by_name["2.weight"] == by_name["1.1.bias"] == byov.EMP(5)
+    assert by_name["0.weight"] == by_name["3.bias"] == byov.Dropout(0.005)
+    model(torch.randn(4, 2)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_rules_with_equal_families_share_a_factor() -> None:
+    model = byov.bayesianize(net(), {"0.*": byov.EMP(3), "1.*": byov.Gaussian(), "*": byov.EMP(3)})
+    assert [type(f.family).__name__ for f in model.factors] == ["EMP", "Gaussian"]
+
+
+@pytest.mark.parametrize("rule", ["embed.*", "out.weight", nn.Embedding])
+def test_a_tied_parameter_matches_by_any_of_its_names(rule: Any) -> None:
+    model = byov.bayesianize(Tied(), {rule: byov.Gaussian()})
+    assert model.covered() == ["embed.weight"]
+    tensors = model.tensors()
+    assert tensors["out.weight"] is tensors["embed.weight"]
+
+
+def test_frozen_parameters_stay_points_unless_a_rule_names_them() -> None:
+    frozen = net()
+    frozen[0].requires_grad_(False)
+    model = byov.bayesianize(frozen, byov.Gaussian())
+    assert [name for name, _ in model.points()] == ["0.weight", "0.bias"]
+    assert all(not p.requires_grad for _, p in model.points())
+    model(torch.randn(4, 2)).sum().backward()
+    assert all(p.grad is None for _, p in model.points())
+    assert byov.bayesianize(frozen, {"*": byov.Gaussian()}).covered() == NAMES
+    assert byov.bayesianize(frozen, {"0.*": byov.Gaussian()}).covered() == NAMES[:2]
+
+
+def test_points_are_shared_with_nobody_and_keep_learning() -> None:
+    plain = net()
+    model = byov.bayesianize(plain, {byov.output_layer: byov.Gaussian()})
+    for name, point in model.points():
+        assert torch.equal(point, plain.get_parameter(name))
+        assert point is not plain.get_parameter(name)
+    model(torch.randn(4, 2)).square().sum().backward()
+    assert all(point.grad is not None for _, point in model.points())
+
+
+def test_the_output_layer_of_known_networks() -> None:
+    rule = {byov.output_layer: byov.Gaussian()}
+    assert byov.bayesianize(resnet18(num_classes=3), rule).covered() == ["fc.weight", "fc.bias"]
+    for name in ("resnet18", "vit_tiny_patch16_224", "convnext_atto"):
+        encoder: Any = timm.create_model(name, num_classes=3)
+        layer = next(n for n, m in encoder.named_modules() if m is encoder.get_classifier())
+        assert byov.bayesianize(encoder, rule).covered() == [f"{layer}.weight", f"{layer}.bias"]
+
+
+def test_norm_layers_of_a_timm_network() -> None:
+    encoder = timm.create_model("convnext_atto", num_classes=3)
+    names = byov.bayesianize(encoder, {byov.norm_layers: byov.Gaussian()}).covered()
+    assert names == [
+        n for n, _ in encoder.named_parameters() if "norm" in n or n.startswith("stem.1.") or ".downsample.0." in n
+    ]
+
+
+# Table 3 of the patching paper
+
+
+def learnable(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_parameter_counts_of_resnet18() -> None:
+    plain = resnet18()
+    assert learnable(plain) == 11_689_512
+    for kind in (byov.EMP, byov.ECMP):
+        patched = byov.bayesianize(plain, {byov.norm_layers: kind(5), byov.output_layer: kind(5)})
+        assert learnable(patched) == 13_779_912
+    assert learnable(byov.bayesianize(plain, byov.Ensemble(5))) == 58_447_560
+    assert learnable(byov.bayesianize(plain, byov.Gaussian())) == 2 * 11_689_512
+    for family in (byov.Dropout(0.1), byov.DropConnect(0.1)):
+        assert learnable(byov.bayesianize(plain, family)) == 11_689_512
+
+
+# Bad input
+
+
+def test_bad_rules_are_refused_in_a_sentence_and_change_nothing() -> None:
+    plain = net()
+    before = {k: v.clone() for k, v in plain.state_dict().items()}
+    family = byov.Gaussian()
+    cases: list[tuple[Any, str]] = [
+        ({"1.0.wieght": family}, r"No parameter matches the rule '1\.0\.wieght'; the nearest names are 1\.0\.weight, "),
+        ({"*": family, "head.*": family}, r"No parameter matches the rule 'head\.\*'; the nearest names are "),
+        ({nn.Conv2d: family}, "No parameter matches the rule Conv2d; the layers with parameters are .*Linear"),
+        ({(lambda n, m, p: False): family}, "No parameter matches the rule"),
+        ({}, "The rules are empty"),
+        ("gaussian", r"A rule gives a family such as byov\.Gaussian\(\) or byov\.EMP\(5\), not 'gaussian'"),
+        (byov.Gaussian, "A rule gives a family"),
+        ({"*": byov.Gaussian}, "A rule gives a family"),
+        ({"*": None}, "A rule gives a family"),
+        (None, "A rule gives a family"),
+        ({3: family}, "A rule is a glob, a module class or a predicate .* not 3"),
+        ({int: family}, "A rule is a glob, a module class or a predicate"),
+        ({(): family}, "A rule is a glob, a module class or a predicate"),
+    ]
+    for rules, sentence in cases:
+        with pytest.raises(ValueError, match=sentence):
+            byov.bayesianize(plain, rules)
+    assert all(torch.equal(before[k], v) for k, v in plain.state_dict().items())
+    assert [n for n, _ in plain.named_parameters()] == NAMES
+
+
+def test_bad_networks_are_refused_in_a_sentence() -> None:
+    family = byov.Gaussian()
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, not int"):
+        byov.bayesianize(3, family)
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        byov.bayesianize(nn.ReLU(), family)
+    with pytest.raises(ValueError, match="has a posterior already"):
+        byov.bayesianize(byov.bayesianize(net(), family), family)
+    with pytest.raises(ValueError, match="lazy parameters"):
+        byov.bayesianize(nn.LazyLinear(3), family)
+    with pytest.raises(ValueError, match="Every parameter of the network is frozen"):
+        byov.bayesianize(net().requires_grad_(False), family)
+    whole = nn.Module()
+    whole.index = nn.Parameter(torch.arange(3), requires_grad=False)
+    with pytest.raises(ValueError, match=r"index is torch\.int64: a posterior needs real floating-point weights"):
+        byov.bayesianize(whole, {"*": family})
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(ValueError, match="Gaussian would cover parameters of several dtypes or devices"):
+        byov.bayesianize(mixed, family)
+
+
+def test_two_dtypes_may_have_a_factor_each() -> None:
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    model = byov.bayesianize(mixed, {"0.*": byov.Gaussian(-10), "1.*": byov.Gaussian(-9)})
+    assert model.mean()["0.weight"].dtype == torch.float32
+    assert model.mean()["1.weight"].dtype == torch.float64
+    assert torch.isfinite(model.kl())
+
+
+def test_the_output_layer_is_a_rule_and_not_a_function() -> None:
+    with pytest.raises(TypeError, match="pass it to bayesianize as a rule"):
+        byov.output_layer("a", nn.Linear(1, 1), torch.zeros(1))
+    with pytest.raises(ValueError, match=r"No parameter matches the rule byov\.output_layer"):
+        byov.bayesianize(nn.LayerNorm(3), {byov.output_layer: byov.Gaussian()})
