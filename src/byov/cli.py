@@ -8,7 +8,9 @@ from importlib import import_module
 import typer
 from rich.console import Console
 
-VERBS = ["overhead"]
+from byov.train.diverged import Diverged
+
+VERBS = ["overhead", "pretrain"]
 
 app = typer.Typer(
     name="byov",
@@ -35,6 +37,9 @@ def main() -> None:
     except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
         Console(stderr=True).print(f"[bold red]byov:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    except Diverged as error:
+        Console(stderr=True).print(f"[bold red]byov:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)

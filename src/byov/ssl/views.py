@@ -76,7 +76,7 @@ class Parameters(NamedTuple):
     contrast: Tensor
     saturation: Tensor
     hue: Tensor  # a shift in parts of the circle, neutral 0
-    turn: Tensor  # (N, 4): the round in which each of the four happens
+    turn: Tensor  # (N, 4): the place of each of the four in the image's own order
     grayscale: Tensor  # bool
     sigma: Tensor  # neutral 0
     threshold: Tensor  # neutral NEVER
@@ -142,18 +142,9 @@ def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
     rows = transforms.resize_matrix(p.top, p.height, never, images.shape[-2], size[0])
     columns = transforms.resize_matrix(p.left, p.width, p.flip, images.shape[-1], size[1])
     x = transforms.along_axes(images, rows, columns).clamp(0, 1)
-    one = torch.ones_like(p.brightness)
-    for turn in range(OPERATIONS):
-        now = p.turn == turn
-        x = transforms.adjust_tone(
-            x,
-            torch.where(now[:, 0], p.brightness, one),
-            torch.where(now[:, 1], p.contrast, one),
-            torch.where(now[:, 2], p.saturation, one),
-        )
-        x = transforms.adjust_hue(x, torch.where(now[:, 3], p.hue, torch.zeros_like(p.hue)))
-    if x.shape[1] > 1:
-        x = torch.where(p.grayscale.view(-1, 1, 1, 1), transforms.gray(x), x)
+    planes = transforms.jitter(x.unbind(1), p.brightness, p.contrast, p.saturation, p.hue, p.turn)
+    gray, colourless = transforms.gray(planes), p.grayscale.view(-1, 1, 1)
+    x = torch.stack([torch.where(colourless, gray, plane) for plane in planes], 1)
     if kernel := kernel_size(min(size)):
         blur = [transforms.blur_matrix(p.sigma, side, kernel) for side in size]
         x = transforms.along_axes(x, *blur)
@@ -204,5 +195,5 @@ class Views:
         pair = parameters(self.first, first, height, width), parameters(self.second, second, height, width)
         both = Parameters(*map(torch.cat, zip(*pair, strict=True)))  # one batch of 2N: half the kernels
         x = transforms.to_unit(images).repeat(2, 1, 1, 1)
-        x = transforms.normalize(apply(x, both, size), self.mean, self.std)
+        x = transforms.normalize(apply(x, both, size), self.mean, self.std).contiguous()
         return x[: len(images)], x[len(images) :]

@@ -1,0 +1,30 @@
+"""`byov pretrain`: an encoder with a posterior over its weights, from images without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A TOML recipe, such as those in recipes/; none: BYOV on digits.")
+    ] = None,
+    run: Annotated[Path, typer.Option(help="The folder of the run: checkpoint, log, TensorBoard.")] = Path(
+        "runs/pretrain"
+    ),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe: key=value, e.g. train.epochs=5.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in that folder.")] = False,
+) -> None:
+    """Pretrain BYOL or BYOV (posterior.family = "none" or "gaussian") on images without labels.
+
+    Example: byov pretrain recipes/digits_byov.toml --run runs/byov --set train.epochs=20
+    """
+    from byov.ssl.pretrain import Pretrain, start
+    from byov.train.config import load_config
+
+    start(load_config(Pretrain, recipe, set_ or []), run, resume)

@@ -1,0 +1,81 @@
+"""BYOL (Grill et al. 2020): a student predicts what its own moving average says of another view of the same image."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from byov.posterior import EMA
+from byov.ssl.heads import Student
+from byov.ssl.views import Views
+from byov.train.schedules import tau
+
+
+class Step(NamedTuple):
+    """What one step computed: the loss to minimise, and what to look at."""
+
+    loss: Tensor
+    ssl: Tensor
+    kl: Tensor
+    spread: Tensor
+    """Mean over dimensions of the projections' std on the unit sphere, times √d: about 1 if healthy, 0 on collapse."""
+
+
+def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """‖p̂ − ẑ‖² = 2 − 2 cos, the mean over the batch."""
+    cosine = F.cosine_similarity(prediction.float(), target.float(), dim=-1)
+    return (2.0 - 2.0 * cosine).mean()
+
+
+class BYOL(nn.Module):
+    """The student, its teacher, and the loss of one batch: the sum over both directions, from 0 to 8.
+
+    The teacher is the EMA of the student's weights. It runs on batch statistics, with BatchNorm buffers of its own. A
+    student with a posterior is BYOV's business; here it is a plain network, and everything else is the same code.
+    """
+
+    def __init__(self, student: nn.Module, views: Views, tau_base: float = 0.99) -> None:
+        super().__init__()
+        if not 0.0 <= tau_base <= 1.0:
+            raise ValueError(f"τ lies between 0 and 1, not at {tau_base}.")
+        self.student, self.views, self.tau_base = student, views, tau_base
+        self.ema = self._teacher_weights()
+        # The teacher's structure and buffers; where its weights would be stands nothing, the EMA holds them.
+        self.teacher = copy.deepcopy(self.network, memo={id(p): None for p in self.network.parameters()})
+
+    @property
+    def network(self) -> Student:
+        """Encoder, projector and predictor."""
+        return self.student  # type: ignore[return-value]
+
+    def _teacher_weights(self) -> EMA:
+        return EMA(self.student, variance=False)
+
+    def forward(self, images: Tensor, uniforms: Tensor, beta: Tensor) -> Step:
+        """One batch of images, with the uniform numbers that decide its views."""
+        first, second = self.views.render(images, uniforms)
+        p1, p2 = self.student(first, second)
+        with torch.no_grad():
+            z1, z2 = functional_call(self.teacher, self.ema.tensors(self.student), (first, second, False))
+        ssl = regression_loss(p1, z2) + regression_loss(p2, z1)
+        kl = self.kl()
+        return Step(ssl + beta * kl, ssl.detach(), kl.detach(), spread(z1))
+
+    def kl(self) -> Tensor:
+        """What the objective adds, before β: nothing, for a student without a posterior."""
+        return torch.zeros((), device=self.ema.mean(0).device)
+
+    def update_teacher(self, step: int, total: int) -> None:
+        """After the optimizer's step: EMA with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2."""
+        self.ema.update(self.student, tau(step, total, self.tau_base))
+
+
+def spread(projections: Tensor) -> Tensor:
+    """The std of each coordinate of the normalised projections, averaged, against the 1/√d of a uniform sphere."""
+    unit = F.normalize(projections.float(), dim=-1)
+    return unit.std(0).mean() * unit.shape[-1] ** 0.5

@@ -1,0 +1,77 @@
+"""BYOV: BYOL with a Gaussian posterior over the student's weights, and the EMA of its mean as the teacher."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from byov.posterior import EMA, Gaussian, Normal, TeacherMean, TeacherNormal, bayesianize, norm_layers
+from byov.posterior.prior import Prior
+from byov.posterior.select import Rules
+from byov.ssl.byol import BYOL
+from byov.ssl.heads import Student
+from byov.ssl.views import Views
+
+Coverage = Literal["all", "no-norm-no-conv", "linear-only"]
+PriorName = Literal["normal", "teacher-mean", "teacher-normal"]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
+    """Which weights are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants."""
+    family = Gaussian(log_var)
+    if name == "all":
+        return family
+    if name == "no-norm-no-conv":
+        return {(lambda n, module, p: not (norm_layers(n, module, p) or isinstance(module, _CONVOLUTIONS))): family}
+    if name == "linear-only":
+        return {(nn.Linear, nn.MultiheadAttention): family}
+    raise ValueError(f"A coverage is one of {', '.join(get_args(Coverage))}, not {name!r}.")
+
+
+def prior_by_name(name: PriorName, std: float = 1.0) -> Prior:
+    """The paper's three priors: N(0, I), N(μ_T, I) and N(μ_T, Σ_T)."""
+    if name == "normal":
+        return Normal(0.0, std)
+    if name == "teacher-mean":
+        return TeacherMean(std=std)
+    if name == "teacher-normal":
+        return TeacherNormal()
+    raise ValueError(f"A prior is one of {', '.join(get_args(PriorName))}, not {name!r}.")
+
+
+class BYOV(BYOL):
+    """loss + β·KL(q ‖ prior)/N, minimised (the paper's equation 2 prints a minus; its text says minimise).
+
+    One draw per minibatch, the same for both views. The teacher's EMA is also what the teacher priors look at, so it
+    covers the predictor too.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        views: Views,
+        rules: Rules,
+        prior: Prior,
+        kl_scale: float,
+        tau_base: float = 0.99,
+        shared_draw: bool = False,
+    ) -> None:
+        if not kl_scale > 0:
+            raise ValueError(f"kl_scale, the N of β·KL/N, must be above 0, not {kl_scale}.")
+        super().__init__(bayesianize(student, rules, prior=prior, shared_draw=shared_draw), views, tau_base)
+        self.kl_scale = kl_scale
+
+    @property
+    def network(self) -> Student:
+        return self.student.net  # type: ignore[return-value,union-attr]
+
+    def _teacher_weights(self) -> EMA:
+        # One EMA: the prior's, where the prior has one.
+        prior = self.student.prior
+        return prior.ema if isinstance(prior, TeacherMean | TeacherNormal) else EMA(self.student, variance=False)  # type: ignore[return-value]
+
+    def kl(self) -> Tensor:
+        return self.student.kl() / self.kl_scale  # type: ignore[operator]

@@ -1,0 +1,296 @@
+"""The training loop: Lightning Fabric for devices and processes, and a run that stops and resumes equal to the bit.
+
+Nothing random is carried from step to step. All chance of step k is a pure function of (seed, k, rank), and the order of
+the data of (seed, epoch): a checkpoint needs weights, optimizer and two whole numbers, and no state of a generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+from torch import Generator, Tensor, nn
+
+from byov.data import Batch, Batches
+from byov.posterior import BayesianModule
+from byov.posterior.random import stream
+from byov.train import checkpoint
+from byov.train.diverged import Diverged
+from byov.train.journal import Journal
+from byov.train.optimizers import build_optimizer
+from byov.train.schedules import warmup_cosine
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train; a recipe's [train]."""
+
+    epochs: int = 100
+    batch: int = 256
+    """Images per optimizer step, over all processes and accumulated parts."""
+    optimizer: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
+    lr: float = 1e-3
+    lr_batch: int | None = None
+    """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    eta: float = 1e-3
+    warmup: float = 10.0
+    """Epochs of linear warm-up before the cosine."""
+    clip: float | None = None
+    accumulate: int = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    compile: bool = False
+    seed: int = 0
+    workers: int | None = None
+    devices: int | Literal["auto"] = "auto"
+    accelerator: str = "auto"
+    nodes: int = 1
+    log_every: int = 20
+    save_minutes: float = 5.0
+    minutes: float | None = None
+    """Stop cleanly after this long; the same command with --resume goes on."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate", "log_every", "nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} is at least 1, not {getattr(self, name)}.")
+        if not self.lr > 0:
+            raise ValueError(f"train.lr is above 0, not {self.lr}.")
+        if self.warmup < 0 or self.weight_decay < 0:
+            raise ValueError("train.warmup and train.weight_decay are at least 0.")
+
+
+class Task(Protocol):
+    """What is trained: a module whose forward gives the loss first, and what each step feeds it."""
+
+    module: nn.Module
+    data: Any
+
+    def trainable(self) -> nn.Module:
+        """The part with parameters to optimize; a BayesianModule, or a plain network."""
+        ...
+
+    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
+        """The arguments of the module's forward for one batch, random numbers drawn from the step's generator."""
+        ...
+
+    def after(self, step: int, total: int) -> None:
+        """What follows the optimizer's step number `step` (from 1)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch stands: which optimizer step of how many, and which share of the global batch it is."""
+
+    step: int
+    total: int
+    rank: int
+    world: int
+    device: torch.device
+
+
+class Loop:
+    """One run: a task, its configuration, and the folder it is kept in."""
+
+    def __init__(self, fabric: Fabric, task: Task, config: TrainConfig, run: Path, recipe: dict[str, Any]) -> None:
+        self.fabric, self.task, self.config, self.run, self.recipe = fabric, task, config, run, recipe
+        share, rest = divmod(config.batch, fabric.world_size * config.accumulate)
+        if rest:
+            parts = f"{fabric.world_size} processes × {config.accumulate} accumulated parts"
+            raise ValueError(f"train.batch={config.batch} cannot be shared by {parts}.")
+        self.batches = Batches(
+            task.data,
+            share,
+            seed=config.seed,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+            workers=config.workers,
+            device=fabric.device,
+        )
+        self.steps_per_epoch = len(self.batches) // config.accumulate
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"{task.data.name} has too few images for one step of {config.batch}.")
+        self.total = config.epochs * self.steps_per_epoch
+        self.step, self.seconds = 0, 0.0
+        scale = config.batch / config.lr_batch if config.lr_batch else 1.0
+        self.base_lr = config.lr * scale
+        self.optimizer = build_optimizer(
+            config.optimizer,
+            task.trainable(),
+            lr=self.base_lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            eta=config.eta,
+        )
+        module = torch.compile(task.module) if config.compile else task.module
+        self.module, self.wrapped = fabric.setup(module, self.optimizer)  # type: ignore[arg-type]
+
+    # Keeping and taking up
+
+    @property
+    def path(self) -> Path:
+        return self.run / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        if self.fabric.is_global_zero:
+            checkpoint.save(
+                self.path,
+                {
+                    "recipe": self.recipe,
+                    "module": self.task.module.state_dict(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "step": self.step,
+                    "total": self.total,
+                    "position": self.batches.state,
+                    "seconds": self.seconds,
+                    "torch": str(torch.__version__),
+                },
+            )
+        self.fabric.barrier()
+
+    def resume(self) -> None:
+        state = checkpoint.load(self.path)
+        if state["total"] != self.total:
+            raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")
+        self.task.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.batches.state = tuple(state["position"])
+
+    # Training
+
+    def fit(self) -> bool:
+        """Train to the end, or to the time limit; True if the end was reached."""
+        config, started, saved, before = self.config, monotonic(), monotonic(), self.seconds
+        deadline = started + 60 * config.minutes if config.minutes else float("inf")
+        self.task.module.train()
+        with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
+            for parts in self._groups():
+                out = self._optimize(parts)
+                self.step += 1
+                self.task.after(self.step, self.total)
+                self.seconds = before + monotonic() - started
+                if self.step % config.log_every == 0 or self.step in (1, self.total):
+                    self._report(journal, out)
+                else:
+                    journal.advance(self.step)
+                now = monotonic()
+                if self._agree(now >= deadline) and self.step < self.total:
+                    break
+                if self._agree(now - saved >= 60 * config.save_minutes):
+                    self.save()
+                    saved = monotonic()
+        self.save()
+        return self.step == self.total
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """The batches of each optimizer step, to the end of the run."""
+        while self.step < self.total:
+            group: list[Batch] = []
+            for batch in self.batches:
+                group.append(batch)
+                if len(group) == self.config.accumulate:
+                    yield group
+                    group = []
+                    if self.step == self.total:
+                        return
+
+    def _optimize(self, parts: list[Batch]) -> Any:
+        lr = warmup_cosine(self.step, self.total, round(self.config.warmup * self.steps_per_epoch), self.base_lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        out = None
+        for i, batch in enumerate(parts):
+            last = i == len(parts) - 1
+            with self._chance(i) as generator, self.fabric.no_backward_sync(self.module, enabled=not last):
+                place = Place(
+                    self.step, self.total, self.fabric.global_rank, self.fabric.world_size, self.fabric.device
+                )
+                out = self.module(*self.task.inputs(batch, generator, place))
+                self.fabric.backward(out.loss / len(parts))
+        if self.config.clip is not None:
+            self.fabric.clip_gradients(self.module, self.wrapped, max_norm=self.config.clip)
+        self.wrapped.step()
+        self.wrapped.zero_grad(set_to_none=True)
+        return out
+
+    @contextmanager
+    def _chance(self, part: int) -> Iterator[Generator]:
+        """All randomness of one part of one step: a generator that is the same on every rank, and the global one."""
+        model, rank = self.task.trainable(), self.fabric.global_rank
+        here = stream(self.config.seed, self.step, part)
+        torch.manual_seed(stream(here, 1 + rank))
+        common = Generator(self.fabric.device).manual_seed(stream(here, 0))
+        if not isinstance(model, BayesianModule):
+            yield common
+            return
+        model.calls = self.step * self.config.accumulate + part
+        # A shared draw is held from outside: then it is the same for any number of processes, compiled or not.
+        noise = Generator(self.fabric.device).manual_seed(stream(here, 0, 1))
+        with model.draw(generator=noise) if model.shared_draw else nullcontext():
+            yield common
+
+    def _report(self, journal: Journal, out: Any) -> None:
+        values = {name: float(value.detach()) for name, value in out._asdict().items()}
+        values["lr"] = self.optimizer.param_groups[0]["lr"]
+        if not isfinite(values["loss"]):
+            journal.write(self.step, self.seconds, values)
+            raise Diverged(
+                f"The loss is {values['loss']} at step {self.step}. Try a lower train.lr, train.clip=1.0, a longer warm-up,"
+                " or with a posterior a smaller posterior.beta_end; the last checkpoint is kept."
+            )
+        if "spread" in values and values["spread"] < 0.1 and self.step > self.steps_per_epoch:
+            journal.alarm(
+                f"The projections have collapsed (spread {values['spread']:.3f} of 1/√d). Try a lower train.lr, a higher"
+                " ssl.tau_base, or a larger batch."
+            )
+        model = self.task.trainable()
+        if isinstance(model, BayesianModule):
+            values |= posterior_summary(model)
+        journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
+
+    def _agree(self, flag: bool) -> bool:
+        """Whether rank 0 says so: clocks differ, and all ranks must stop or save at the same step."""
+        return flag if self.fabric.world_size == 1 else bool(self.fabric.broadcast(flag))
+
+
+@torch.no_grad()
+def posterior_summary(model: BayesianModule) -> dict[str, float]:
+    """The mean σ and the median |μ|/σ over all covered weights."""
+    std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
+    mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
+    return {"sigma": float(std.mean()), "snr": float((mean.abs() / std.clamp_min(1e-30)).median())}
+
+
+def make_fabric(config: TrainConfig) -> Fabric:
+    """Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
+    import os
+
+    processes = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else None
+    devices: Any = processes or config.devices
+    if processes is None and config.devices == "auto" and not torch.cuda.is_available():
+        devices = 1
+    several = (processes or 1) > 1 or config.nodes > 1 or (isinstance(devices, int) and devices > 1)
+    if devices == "auto" and torch.cuda.device_count() > 1:
+        several = True
+    # The EMA's buffers are large and equal by construction: not broadcast at every step.
+    strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
+    fabric = Fabric(
+        accelerator=config.accelerator,
+        devices=devices,
+        num_nodes=config.nodes,
+        strategy=strategy,
+        precision=config.precision,
+    )
+    fabric.launch()
+    return fabric
