@@ -136,7 +136,7 @@ IMAGENET = {
     ),
 }
 # Noise over a whole image needs few draws; what varies between draws as a whole needs more.
-REPEATS_224 = {"motion_blur": 6, "snow": 4, "frost": 16, "fog": 10, "elastic_transform": 4}
+REPEATS_224 = {"motion_blur": 6, "snow": 4, "frost": 12, "fog": 10, "elastic_transform": 4}
 
 
 def changes_of_the_original(name: str, severity: int, size: int, repeats: int) -> torch.Tensor:
@@ -187,7 +187,7 @@ def test_the_change_has_the_originals_statistics_at_32_px(name: str, severity: i
 
 
 @pytest.mark.parametrize("name", CIFAR)
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("severity", [1, 3, 5])
 def test_the_change_has_the_originals_statistics_at_224_px(name: str, severity: int) -> None:
     assert_same_statistics(name, severity, 224, repeats=REPEATS_224.get(name, 2))
 
