@@ -87,7 +87,7 @@ def reference(name: str, net: nn.Module, data: list[tuple[Tensor, Tensor]], lr: 
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_posterior_at_its_mean_is_trained_as_the_plain_network(name: Any, wd: float, rules: str | None) -> None:
-    """The same weights to 1e-6 (measured in float64: below 1e-10) after six steps, covered whole, in part or not at all."""
+    """The same weights to 1e-6 (measured: below 1e-10) after six steps, covered whole, in part or not at all."""
     lr = 3.0 if name == "lars" else 0.01
     data = batches(6)
     expected = reference(name, made(), data, lr, wd)
