@@ -3,118 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from timm.layers import DropPath
-from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torchvision.models import resnet18
 
 import byov
 from byov.posterior import Family
 
-from .networks import FAMILIES, NETWORKS, Tied, shake, trained
+from .cell import Cell, assert_same, call, close, gradients, loss, seeded, snapshot
+from .networks import shake, trained
 
 MODES = [True, False]
-
-
-@dataclass
-class Cell:
-    """One family on one network: the plain network as it was, the model made of it, and a batch."""
-
-    kind: str
-    family: Family
-    plain: nn.Module
-    model: byov.BayesianModule
-    x: Tensor
-
-    @property
-    def has_batchnorm(self) -> bool:
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.plain.modules())
-
-    def spread(self) -> Cell:
-        """The same with a posterior that is not where it started: components apart, σ uneven."""
-        shake(self.model, 0.1)
-        return self
-
-    def without_drop_path(self) -> Cell:
-        for module in self.model.net.modules():
-            if isinstance(module, DropPath):
-                module.eval()
-        return self
-
-    def double(self) -> Cell:
-        """In float64, where a sum's order does not show."""
-        self.plain.double(), self.model.double()
-        self.x = self.x.double() if self.x.is_floating_point() else self.x
-        return self
-
-    def at(self, tensors: dict[str, Tensor]) -> nn.Module:
-        """The plain network with these tensors: the reference that knows nothing of this library."""
-        net = copy.deepcopy(self.plain).train(self.model.training)
-        net.load_state_dict({**net.state_dict(), **tensors})
-        return net
-
-
-@pytest.fixture(params=list(NETWORKS))
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=FAMILIES, ids=repr)
-def family(request: pytest.FixtureRequest) -> Family:
-    return request.param
-
-
-@pytest.fixture
-def cell(kind: str, family: Family) -> Cell:
-    plain, x = trained(kind)
-    return Cell(kind, family, plain, byov.bayesianize(plain, family), x)
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def seeded(seed: int) -> Generator:
-    return Generator().manual_seed(seed)
-
-
-def call(model: nn.Module, x: Tensor, seed: int = 5) -> Tensor:
-    """A call with the network's own randomness (drop-path) pinned."""
-    torch.manual_seed(seed)
-    return model(x)
-
-
-def snapshot(module: nn.Module) -> dict[str, Any]:
-    return copy.deepcopy(module.state_dict())
-
-
-def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
-
-
-def close(a: Tensor, b: Tensor, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
-
-
-def loss(out: Tensor) -> Tensor:
-    return torch.sin(3.0 * out.flatten(1)).sum()  # neither symmetric nor linear in the output
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 class TestNetwork:
@@ -468,121 +372,6 @@ class TestPrecision:
             assert (model(cell.x).float() - single).norm() < 0.05 * single.norm()
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-class TestCompile:
-    def test_the_whole_step_is_one_graph_with_eager_numbers(self, cell: Cell) -> None:
-        model = cell.spread().without_drop_path().model
-        twin = copy.deepcopy(model)
-        noise = model.noise()
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # before any eager call
-        with model.draw(noise=noise):
-            out = compiled(cell.x)
-            loss(out).backward()
-        with twin.draw(noise=noise):
-            expected = twin(cell.x)
-            loss(expected).backward()
-        close(out, expected)
-        for name, gradient in gradients(twin).items():
-            assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name
-        for name, value in twin.state_dict().items():  # BatchNorm's statistics
-            close(model.state_dict()[name], value)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-class TestCompiledModes:
-    """On the smallest network: what a compiled model does as a user switches between draws, blocks and modes."""
-
-    @pytest.fixture
-    def kind(self) -> str:
-        return "mlp-batchnorm"
-
-    def test_fresh_draws_blocks_and_eval(self, cell: Cell) -> None:
-        model = cell.spread().model
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        outputs = [compiled(cell.x) for _ in range(6)]
-        assert len({tuple(out.flatten().tolist()) for out in outputs}) > 1
-        with model.draw():
-            assert torch.equal(compiled(cell.x), compiled(cell.x))
-            close(compiled(cell.x), model(cell.x))
-        model.eval()
-        close(compiled(cell.x), model(cell.x))
-        with model.draw():
-            close(compiled(cell.x), model(cell.x))
-
-
-class TestTies:
-    """Tied weights stay tied: one posterior, one draw, one gradient."""
-
-    @pytest.fixture
-    def kind(self) -> str:
-        return "tied"
-
-    def test_one_tensor_under_both_names(self, cell: Cell) -> None:
-        for noise in (None, cell.model.noise()):
-            tensors = cell.model.tensors(noise)
-            assert tensors["embed.weight"] is tensors["out.weight"]
-        assert cell.model.covered().count("embed.weight") == 1
-        assert "out.weight" not in cell.model.covered()
-        weights = 11 * 6 + 6 * 6 + 6 + 11
-        assert all(role.shape[-1] == weights for role in cell.model.parameters())
-
-    def test_the_plain_network_stays_tied_after_loading(self, cell: Cell) -> None:
-        points = cell.spread().model.point_state_dict()
-        assert torch.equal(points["embed.weight"], points["out.weight"])
-        net = Tied()
-        net.load_state_dict(points, strict=True)
-        assert net.out.weight is net.embed.weight
-        close(net(cell.x), cell.model.eval()(cell.x))
-
-    def test_gradients_from_both_uses_meet(self, cell: Cell) -> None:
-        model = cell.spread().model.eval()
-        noise = model.noise()
-        with model.draw(noise=noise):
-            loss(model(cell.x)).backward()
-        untied = model.tensors(noise)
-        untied = {**untied, "embed.weight": untied["embed.weight"].detach().requires_grad_()}
-        untied["out.weight"] = untied["embed.weight"].detach().clone().requires_grad_()
-        out = torch.tanh(
-            nn.functional.linear(
-                nn.functional.embedding(cell.x, untied["embed.weight"]), untied["mix.weight"], untied["mix.bias"]
-            )
-        )
-        loss(nn.functional.linear(out, untied["out.weight"], untied["out.bias"])).backward()
-        total = untied["embed.weight"].grad + untied["out.weight"].grad
-        role = next(iter(dict(model.named_parameters()).values()))
-        drawn = model.tensors(noise)["embed.weight"]
-        (expected,) = torch.autograd.grad(drawn, role, total)
-        at = model.factors[0].layout.split(expected)["embed.weight"]
-        assert at.abs().max() > 1e-3
-        close(model.factors[0].layout.split(role.grad)["embed.weight"], at)
-
-
-class SharedModule(nn.Module):
-    """One module under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
-        self.again = self.first
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.again(torch.relu(self.first(x)))
-
-
-def test_a_module_that_occurs_twice(family: Family) -> None:
-    """`functional_call` restores such a module wrongly if it is handed its tensors under both names."""
-    plain, x = SharedModule(), torch.randn(6, 5)
-    model = byov.bayesianize(plain, family)
-    keys = set(model.state_dict())
-    model(x)
-    assert set(model.state_dict()) == keys
-    assert list(model.net.parameters()) == []
-    points = model.point_state_dict()
-    assert list(points) == list(plain.state_dict())
-    plain.load_state_dict(points, strict=True)
-    close(plain.eval()(x), model.eval()(x))
-
-
 def test_resnet18_itself(family: Family) -> None:
     """torchvision's resnet18 as it is, in train and eval mode, on 32 pixels."""
     plain, x = resnet18(num_classes=3), torch.randn(2, 3, 32, 32)
@@ -594,18 +383,3 @@ def test_resnet18_itself(family: Family) -> None:
     plain.load_state_dict(model.point_state_dict(), strict=True)
     counted = plain.state_dict()["bn1.num_batches_tracked"]
     assert counted == (0 if isinstance(family, byov.Ensemble) else 1)  # a third of one, rounded; or one
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_inductor(cell: Cell) -> None:
-    model = cell.spread().without_drop_path().model
-    twin = copy.deepcopy(model)
-    noise = model.noise()
-    compiled = torch.compile(model, backend="inductor", fullgraph=True)
-    with model.draw(noise=noise), twin.draw(noise=noise):
-        out, expected = compiled(cell.x), twin(cell.x)
-        close(out, expected)
-        loss(out).backward(), loss(expected).backward()
-    for name, gradient in gradients(twin).items():
-        assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name

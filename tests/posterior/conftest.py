@@ -1,0 +1,37 @@
+"""The grid: every family on every network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import byov
+from byov.posterior import Family
+
+from .cell import Cell
+from .networks import FAMILIES, NETWORKS, trained
+
+
+@pytest.fixture(params=list(NETWORKS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=FAMILIES, ids=repr)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture
+def cell(kind: str, family: Family) -> Cell:
+    plain, x = trained(kind)
+    return Cell(kind, family, plain, byov.bayesianize(plain, family), x)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
