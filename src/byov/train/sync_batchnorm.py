@@ -29,7 +29,7 @@ class GlooBatchNorm(_BatchNorm):
             with torch.no_grad():
                 self.running_mean.lerp_(mean, rate)
                 self.running_var.lerp_(var * (count / (count - 1)), rate)
-                self.num_batches_tracked.add_(1)  # type: ignore[union-attr,operator]
+                self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
         shape = (1, -1, *(1 for _ in dims[1:]))
         out = (input - mean.view(shape)) * (var + self.eps).rsqrt().view(shape)
         return out * self.weight.view(shape) + self.bias.view(shape) if self.affine else out
