@@ -269,14 +269,14 @@ print(last, left)
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
-    """Twenty writers, each killed at a random moment: what is there is always one of the files that were saved."""
-    command = [sys.executable, "-c", KILLER, str(tmp_path / "x"), "20"]
+    """Fourteen writers, each killed at a random moment: what is there is always one of the files that were saved."""
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "x"), "14"]
     done = subprocess.run(
         command, timeout=120, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     saved, left = map(int, done.stdout.split())
-    assert saved > 20, "the writers hardly wrote"
+    assert saved > 14, "the writers hardly wrote"
     assert left > 0, "no kill came in the middle of a write"
 
 
