@@ -1,4 +1,4 @@
-"""The real data sets, in the folder that BYOV_DATA names or in ../shared/data beside the repository; skipped without."""
+"""The real data sets, in the folder that BYOV_DATA names or in ../shared/data beside the repository."""
 
 import os
 from pathlib import Path

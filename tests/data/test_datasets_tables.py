@@ -18,7 +18,8 @@ def write(path: Path, text: str) -> Path:
 def numbers(rows: int = 30) -> Table:
     g = torch.Generator().manual_seed(0)
     X = 5 + 3 * torch.randn(rows, 4, generator=g, dtype=torch.float64)
-    X[:, 2] = 0.7  # constant: its computed std is rounding, not zero
+    X[:, 2] = 0.7
+    X[::2, 2] += 2e-16  # constant but for the last bit: its std is positive and means nothing
     y = 100 * torch.randn(rows, generator=g, dtype=torch.float64)
     return Table("numbers", X, y, random_splits(rows, 3), y_other=y[:, None] ** 2)
 
@@ -34,6 +35,7 @@ def test_folds_are_standardised_by_their_training_part() -> None:
     np.testing.assert_allclose(fold.X_test.numpy(), (X[test] - X[train].mean(0)) / std, atol=1e-12)
     np.testing.assert_allclose((fold.y_test * fold.y_std + fold.y_mean).numpy(), y[test], atol=1e-9)
     assert fold.y_train.mean().abs() < 1e-12
+    assert 0 < data.X[train, 2].std() < 1e-15
     assert fold.X_train[:, 2].abs().max() < 1e-12
     assert data.fold(0).X_train.dtype == torch.float32
 

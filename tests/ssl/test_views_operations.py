@@ -1,5 +1,8 @@
 """Every batched image operation against torchvision's, one image at a time, with the same parameters."""
 
+from collections.abc import Callable
+from itertools import permutations
+
 import pytest
 import torch
 from torchvision.transforms.v2 import InterpolationMode
@@ -8,6 +11,7 @@ from torchvision.transforms.v2 import functional as reference
 from byov.data import transforms
 from byov.data.crop_flip import CropFlip
 
+NAMES = ("brightness", "contrast", "saturation", "hue")
 CLOSE = 5e-6  # float32 rounding over a few dozen operations on numbers in [0, 1]
 
 
@@ -17,6 +21,10 @@ def images(count: int = 12, channels: int = 3, height: int = 20, width: int = 17
 
 def spread(low: float, high: float, count: int = 12) -> torch.Tensor:
     return torch.linspace(low, high, count)
+
+
+def on_planes(operation: Callable, x: torch.Tensor, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+    return torch.stack(operation(x.unbind(1), *args, **kwargs), 1)
 
 
 @pytest.mark.parametrize("size", [(20, 17), (9, 30), (31, 8)])
@@ -67,11 +75,31 @@ def test_blur_refuses_an_impossible_kernel(kernel: int) -> None:
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
 def test_tone_is_torchvisions(name: str, channels: int) -> None:
     x, factor, one = images(channels=channels), spread(0.0, 2.0), torch.ones(12)
-    ours = transforms.adjust_tone(x, **({"brightness": one, "contrast": one, "saturation": one} | {name: factor}))
+    if name == "contrast":
+        ours = on_planes(transforms.adjust_contrast, x, factor)
+    else:
+        ours = on_planes(transforms.adjust_tone, x, **({"brightness": one, "saturation": one} | {name: factor}))
     for i in range(12):
         theirs = getattr(reference, f"adjust_{name}")(x[i], float(factor[i]))
         torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
-    assert torch.equal(transforms.adjust_tone(x, one, one, one), x)
+    assert torch.equal(on_planes(transforms.adjust_tone, x, one, one), x)
+    assert torch.equal(on_planes(transforms.adjust_contrast, x, one), x)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_follows_each_images_own_order(channels: int) -> None:
+    """All 24 orders in one batch, with factors strong enough to clamp, so that the operations do not commute."""
+    orders = list(permutations(range(4)))
+    x = images(24, channels)
+    factors = dict(zip(NAMES, (spread(0.4, 1.9, 24), spread(1.8, 0.3, 24), spread(0.2, 2.0, 24)), strict=False))
+    hue = spread(-0.4, 0.45, 24)
+    turn = torch.tensor([[order.index(operation) for operation in range(4)] for order in orders])
+    ours = on_planes(transforms.jitter, x, **factors, hue=hue, turn=turn)
+    for i, order in enumerate(orders):
+        y = x[i]
+        for name in (NAMES[operation] for operation in order):
+            y = getattr(reference, f"adjust_{name}")(y, float((factors | {"hue": hue})[name][i]))
+        torch.testing.assert_close(ours[i], y, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("levels", [0, 3])
@@ -79,17 +107,17 @@ def test_hue_is_torchvisions(levels: int) -> None:
     """Also where channels tie and where there is no colour at all (few grey levels make such pixels)."""
     x, shift = images(), spread(-0.5, 0.5)
     x = (x * levels).round() / levels if levels else x
-    ours = transforms.adjust_hue(x, shift)
+    ours = on_planes(transforms.adjust_hue, x, shift)
     for i in range(12):
         torch.testing.assert_close(ours[i], reference.adjust_hue(x[i], float(shift[i])), rtol=0, atol=CLOSE)
-    assert torch.equal(transforms.adjust_hue(x, torch.zeros(12)), x)
-    assert torch.equal(transforms.adjust_hue(x[:, :1], shift), x[:, :1])
+    assert torch.equal(on_planes(transforms.adjust_hue, x, torch.zeros(12)), x)
+    assert torch.equal(on_planes(transforms.adjust_hue, x[:, :1], shift), x[:, :1])
 
 
 def test_gray_and_solarize_are_torchvisions() -> None:
     x, threshold = images(), spread(0.0, 1.0)
     threshold[-1] = 2.0
-    torch.testing.assert_close(transforms.gray(x), reference.rgb_to_grayscale(x), rtol=0, atol=CLOSE)
+    torch.testing.assert_close(transforms.gray(x.unbind(1)), reference.rgb_to_grayscale(x)[:, 0], rtol=0, atol=CLOSE)
     ours = transforms.solarize(x, threshold)
     for i in range(11):
         assert torch.equal(ours[i], reference.solarize(x[i], float(threshold[i])))

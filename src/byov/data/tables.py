@@ -83,7 +83,7 @@ class Table:
 
 def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
     mean, std = columns.mean(0), columns.std(0, correction=0)
-    # rounding leaves a constant column a std of about 1e-16 of its size, not 0
+    # rounding can leave a constant column a std of about 1e-16 of its size instead of 0
     constant = std <= 1e-12 * columns.abs().amax(0)
     return mean, torch.where(constant, torch.ones_like(std), std)
 

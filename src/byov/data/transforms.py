@@ -4,11 +4,15 @@ Images are floats (N, C, H, W) in [0, 1]; strengths are tensors (N,). Nothing he
 data, so a chain of these compiles into one graph. An operation that an image is to be spared is one with the neutral
 strength (factor 1, shift 0, σ 0): that is exact and needs no masks. Resizing and blurring are linear along each axis,
 so they are two batched matrix products with a matrix per image; flips and crops are part of the same matrix.
+
+The colour operations take and give the planes of a batch, `images.unbind(1)`: they mix the channels of a pixel, which
+a compiler fuses into one kernel over separate planes and not over a stack of them.
 """
 
 import torch
 from torch import Tensor
 
+Planes = tuple[Tensor, ...]  # one or three, each (N, H, W)
 GRAY = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
 
 
@@ -22,10 +26,14 @@ def to_unit(images: Tensor) -> Tensor:
 def along_axes(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """rows · image · columnsᵀ for every image and channel: rows is (N, H', H), columns (N, W', W).
 
-    In full float32 even under autocast, whose bfloat16 would round the weights to three digits.
+    In full float32 even under autocast, whose bfloat16 would round the weights to three digits. With the rows
+    outermost, channels fold into the other axis of each product, so that no matrix is repeated per channel.
     """
+    n, channels, height, width = images.shape
     with torch.autocast(images.device.type, enabled=False):
-        return torch.matmul(torch.matmul(rows.unsqueeze(1), images), columns.unsqueeze(1).transpose(-1, -2))
+        x = torch.bmm(rows, images.transpose(1, 2).reshape(n, height, channels * width))
+        x = torch.bmm(x.view(n, -1, width), columns.transpose(1, 2))
+    return x.view(n, rows.shape[1], channels, columns.shape[1]).transpose(1, 2)
 
 
 def _cubic(x: Tensor) -> Tensor:
@@ -70,46 +78,80 @@ def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def gray(images: Tensor) -> Tensor:
-    """Luminance (N, 1, H, W); a one-channel image is its own."""
-    if images.shape[1] == 1:
-        return images
-    red, green, blue = images.unbind(1)
-    return (GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue).unsqueeze(1)
+def gray(planes: Planes) -> Tensor:
+    """Luminance (N, H, W); a single plane is its own."""
+    if len(planes) == 1:
+        return planes[0]
+    return GRAY[0] * planes[0] + GRAY[1] * planes[1] + GRAY[2] * planes[2]
 
 
-def adjust_tone(images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
-    """Blend each image with black (brightness), with its mean luminance (contrast) or with its own gray (saturation).
+def adjust_tone(planes: Planes, brightness: Tensor, saturation: Tensor) -> Planes:
+    """Blend each image with black (brightness) or with its own gray (saturation; nothing on one plane).
 
-    All three are αx + βg(x) + γ·mean g(x), clamped. At most one factor of an image may differ from 1; on one channel,
-    saturation changes nothing.
+    At most one of an image's two factors may differ from 1.
     """
-    luminance = gray(images)
-    if images.shape[1] == 1:
-        saturation = torch.ones_like(saturation)
-    alpha = brightness * contrast * saturation
-    shift = (1 - saturation).view(-1, 1, 1, 1) * luminance
-    shift = shift + (1 - contrast).view(-1, 1, 1, 1) * luminance.mean((1, 2, 3), keepdim=True)
-    return (alpha.view(-1, 1, 1, 1) * images + shift).clamp(0, 1)
+    if len(planes) == 1:
+        return ((brightness.view(-1, 1, 1) * planes[0]).clamp(0, 1),)
+    alpha, other = (brightness * saturation).view(-1, 1, 1), (1 - saturation).view(-1, 1, 1) * gray(planes)
+    return tuple((alpha * plane + other).clamp(0, 1) for plane in planes)
 
 
-def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue by `shift` of a full circle (in [−½, ½]), value and chroma unchanged; nothing on one channel."""
-    if images.shape[1] == 1:
-        return images
-    red, green, blue = images.unbind(1)
-    value = images.amax(1)
-    chroma = value - images.amin(1)
+def adjust_contrast(planes: Planes, factor: Tensor) -> Planes:
+    """Blend each image with its mean luminance."""
+    alpha = factor.view(-1, 1, 1)
+    other = (1 - alpha) * gray(planes).mean((1, 2), keepdim=True)
+    return tuple((alpha * plane + other).clamp(0, 1) for plane in planes)
+
+
+def adjust_hue(planes: Planes, shift: Tensor) -> Planes:
+    """Turn the hue by `shift` of a full circle (in [−½, ½]), value and chroma unchanged; nothing on one plane."""
+    if len(planes) == 1:
+        return planes
+    red, green, blue = planes
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
     is_red, is_green = value == red, value == green
     distance = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
     sector = torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0))
-    hue = sector + distance / chroma.clamp(min=1e-12) + 6 * shift.view(-1, 1, 1)
-    channels = []
-    for corner in (5.0, 3.0, 1.0):
+    turn = shift.view(-1, 1, 1)
+    hue = sector + distance / chroma.clamp(min=1e-12) + 6 * turn
+    turned = []
+    for plane, corner in zip(planes, (5.0, 3.0, 1.0), strict=True):
         k = hue + corner
         k = k - 6 * torch.floor(k * (1 / 6))  # k mod 6; torch.remainder would take most of the kernel's time
-        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.where((shift == 0).view(-1, 1, 1, 1), images, torch.stack(channels, 1))
+        turned.append(torch.where(turn == 0, plane, value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)))
+    return tuple(turned)
+
+
+def jitter(
+    planes: Planes, brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor, turn: Tensor
+) -> Planes:
+    """All four, for each image in its own order: turn (N, 4) holds the place, 0 to 3, of each of the four arguments.
+
+    Four rounds of "everything, neutral where it is not its turn" would do, with four means and four hues. Contrast,
+    which needs a mean, and hue, which costs most, have only two orders, so one chain fits all: gap 0, contrast, gap 1,
+    hue, gap 2, contrast, gap 3. One of the contrasts is neutral, and the cheap two act in the gap where their turn is.
+    """
+    b, c, s, h = turn.unbind(1)
+    contrast_first, brightness_first = c < h, b < s
+    one = torch.ones_like(brightness)
+
+    def gap(t: Tensor) -> Tensor:
+        between = torch.where(contrast_first, 1, 2)
+        return torch.where((t < c) & (t < h), 0, torch.where((t > c) & (t > h), 3, between))
+
+    gap_b, gap_s = gap(b), gap(s)
+
+    def tones(x: Planes, place: int) -> Planes:
+        bright = torch.where(gap_b == place, brightness, one)
+        rich = torch.where(gap_s == place, saturation, one)
+        x = adjust_tone(x, torch.where(brightness_first, bright, one), torch.where(brightness_first, one, rich))
+        return adjust_tone(x, torch.where(brightness_first, one, bright), torch.where(brightness_first, rich, one))
+
+    x = adjust_contrast(tones(planes, 0), torch.where(contrast_first, contrast, one))
+    x = adjust_hue(tones(x, 1), hue)
+    x = adjust_contrast(tones(x, 2), torch.where(contrast_first, one, contrast))
+    return tones(x, 3)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
