@@ -66,7 +66,7 @@ class BYOV(BYOL):
 
     @property
     def network(self) -> Student:
-        return self.student.net  # type: ignore[return-value,union-attr]
+        return self.student.net  # type: ignore[return-value]
 
     def _teacher_weights(self) -> EMA:
         # One EMA: the prior's, where the prior has one.

@@ -119,11 +119,7 @@ class PretrainTask:
         drawn = self.views.draw(len(batch.images) * place.world, generator, place.device)
         posterior = self.recipe.posterior
         weight = beta(place.step, place.total, posterior.beta_end, posterior.beta_start, posterior.beta_schedule)
-        return (
-            batch.images,
-            drawn[:, place.rank :: place.world],
-            torch.tensor(weight).to(place.device, non_blocking=True),
-        )
+        return batch.images, drawn[:, place.rank :: place.world], torch.tensor(weight, device=place.device)
 
     def after(self, step: int, total: int) -> None:
         self.module.update_teacher(step, total)

@@ -1,7 +1,7 @@
 """The training loop: Lightning Fabric for devices and processes, and a run that stops and resumes equal to the bit.
 
-Nothing random is carried from step to step. All chance of step k is a pure function of (seed, k, rank), and the order of
-the data of (seed, epoch): a checkpoint needs weights, optimizer and two whole numbers, and no state of a generator.
+Nothing random is carried from step to step. All chance of step k is a pure function of (seed, k, rank), and the order
+of the data of (seed, epoch): a checkpoint needs weights, optimizer and two whole numbers, and no state of a generator.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ class TrainConfig:
 class Task(Protocol):
     """What is trained: a module whose forward gives the loss first, and what each step feeds it."""
 
-    module: nn.Module
     data: Any
+
+    @property
+    def module(self) -> nn.Module: ...
 
     def trainable(self) -> nn.Module:
         """The part with parameters to optimize; a BayesianModule, or a plain network."""
@@ -246,13 +248,13 @@ class Loop:
         if not isfinite(values["loss"]):
             journal.write(self.step, self.seconds, values)
             raise Diverged(
-                f"The loss is {values['loss']} at step {self.step}. Try a lower train.lr, train.clip=1.0, a longer warm-up,"
-                " or with a posterior a smaller posterior.beta_end; the last checkpoint is kept."
+                f"The loss is {values['loss']} at step {self.step}. Try a lower train.lr, train.clip=1.0, a longer"
+                " warm-up, or with a posterior a smaller posterior.beta_end; the last checkpoint is kept."
             )
         if "spread" in values and values["spread"] < 0.1 and self.step > self.steps_per_epoch:
             journal.alarm(
-                f"The projections have collapsed (spread {values['spread']:.3f} of 1/√d). Try a lower train.lr, a higher"
-                " ssl.tau_base, or a larger batch."
+                f"The projections have collapsed (spread {values['spread']:.3f} of 1/√d). Try a lower train.lr, a"
+                " higher ssl.tau_base, or a larger batch."
             )
         model = self.task.trainable()
         if isinstance(model, BayesianModule):
