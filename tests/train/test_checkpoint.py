@@ -225,6 +225,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert os.listdir(tmp_path) == ["x"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="permissions are POSIX's")
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        checkpoint.save(tmp_path / "x", 1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
 def test_what_a_killed_run_left_is_swept_up_later(tmp_path: Path) -> None:
     old, fresh = tmp_path / ".x.abc.tmp", tmp_path / ".x.def.tmp"
     for left in (old, fresh):

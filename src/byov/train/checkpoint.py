@@ -16,13 +16,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 _KEY = "byov"
@@ -63,8 +62,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     except RecursionError:
         raise ValueError("The state holds itself, or is nested too deeply, to be saved.") from None
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as temporary:
-        save_file(tensors.named, temporary, metadata={_KEY: skeleton})
+    with _replacing(path) as file:
+        _write(file, skeleton, tensors.named)
 
 
 def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> Any:
@@ -98,8 +97,6 @@ class _Tensors:
     def __init__(self) -> None:
         self.named: dict[str, Tensor] = {}
         self._known: dict[tuple[Any, ...], str] = {}
-        self._storages: set[int] = set()
-        self._alive: list[Tensor] = []
 
     def add(self, tensor: Tensor, where: tuple[str, ...]) -> str:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
@@ -108,8 +105,8 @@ class _Tensors:
         if tensor.dtype not in _DTYPES.values():
             raise ValueError(f"{_path(where)} is of {tensor.dtype}, which safetensors does not know.")
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        storage = tensor.untyped_storage()
-        same = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        storage = tensor.untyped_storage().data_ptr()
+        same = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and same in self._known:
             return self._known[same]
         # Names only tell people where a tensor was; what matters is that no two are the same.
@@ -117,13 +114,30 @@ class _Tensors:
         while name in self.named or name == "__metadata__":
             name += "'"
         self._known[same] = name
-        self._alive.append(tensor)  # its address must not be given to another tensor before all are seen
-        own = tensor.cpu().contiguous()
-        if own.untyped_storage().nbytes() != own.nbytes or own.untyped_storage().data_ptr() in self._storages:
-            own = own.clone()  # safetensors refuses tensors that share memory
-        self._storages.add(own.untyped_storage().data_ptr())
-        self.named[name] = own
+        self.named[name] = tensor
         return name
+
+
+def _write(file: FileIO, skeleton: str, tensors: dict[str, Tensor]) -> None:
+    """The safetensors format: the header's length, the header, the tensors' bytes.
+
+    By hand, since safetensors' own writer goes through a file and a rename of its own, whose name, permissions and
+    moment of reaching the disk are not ours to say.
+    """
+    order = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned to its items
+    header: dict[str, Any] = {"__metadata__": {_KEY: skeleton}}
+    names, end = {dtype: name for name, dtype in _DTYPES.items()}, 0
+    for name, tensor in order:
+        offsets = [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    if len(raw) > _HEADER_LIMIT:
+        raise ValueError("The state holds too many plain values for a checkpoint: put long lists into tensors.")
+    _send(file, memoryview(len(raw).to_bytes(8, "little") + raw))
+    for _, tensor in order:
+        if tensor.numel():
+            _send(file, tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _encode(value: Any, where: tuple[str, ...], tensors: _Tensors) -> Any:
@@ -189,36 +203,35 @@ def _open(path: str | os.PathLike[str]) -> Iterator[tuple[FileIO, Any, dict[str,
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write, which takes its place once it is on the disk; on an error it is removed."""
+def _replacing(path: Path) -> Iterator[FileIO]:
+    """A file to write that takes the place of `path` once it is on the disk; on an error it is removed."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):  # by runs that were killed while they saved
-        try:
+        with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE:
                 left.unlink()
-        except OSError:
-            pass
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
-        yield temporary
-        _sync(temporary)
+        with temporary.open("xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    if os.name != "nt":  # Windows cannot open folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name too
+        finally:
+            os.close(folder)
 
 
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open folders
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _send(file: FileIO, memory: memoryview) -> None:
+    while memory:  # one call takes at most 2 GiB
+        memory = memory[file.write(memory) :]
 
 
 def _fill(file: FileIO, memory: memoryview) -> None:
-    while memory:  # one read gives at most 2 GiB
+    while memory:
         count = file.readinto(memory)
         if not count:
             raise ValueError(f"{file.name} was truncated while it was read.")
