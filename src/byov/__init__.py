@@ -19,6 +19,7 @@ from byov.posterior import (
     output_layer,
 )
 from byov.prediction import Prediction, predict
+from byov.ssl.features import features
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "features",
     "kl_scale",
     "norm_layers",
     "output_layer",

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from byov.train.diverged import Diverged
 
-VERBS = ["overhead", "pretrain"]
+VERBS = ["demo", "pretrain", "probe", "overhead"]
 
 app = typer.Typer(
     name="byov",

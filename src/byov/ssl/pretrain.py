@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +97,7 @@ class Pretrain:
     model: EncoderConfig = field(default_factory=EncoderConfig)
     posterior: GaussianConfig = field(default_factory=GaussianConfig)
     ssl: SSLConfig = field(default_factory=SSLConfig)
+    views: Views = field(default_factory=Views)
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
@@ -131,7 +132,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     student = Student(encoder, features, recipe.model.hidden, recipe.model.outputs)
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
-    views = Views(size=None, mean=data.mean, std=data.std)
+    views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
     tau_base = recipe.ssl.tau_base
     if recipe.ssl.tau_batch:
         tau_base = scale_decay(tau_base, recipe.train.batch / recipe.ssl.tau_batch)

@@ -1,0 +1,18 @@
+"""`byov demo`: the main job in three minutes, on two cores and no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    out: Annotated[Path | None, typer.Option(help="Keep the runs and the results in this folder.")] = None,
+    epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 30,
+) -> None:
+    """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""
+    from byov.ssl.demo import demo
+
+    demo(out, epochs)

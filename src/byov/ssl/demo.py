@@ -1,0 +1,130 @@
+"""The demo: BYOL and BYOV on scikit-learn's digits, from raw images to a calibrated probe."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from byov.data import ImageSet, load
+from byov.data.augmentations import augment
+from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
+from byov.prediction import Prediction
+from byov.prediction.result import entropy
+from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
+from byov.ssl.report import probe_table, write_json
+from byov.ssl.runs import ProbedRun, probe_run
+from byov.ssl.views import View, Views
+from byov.train.loop import TrainConfig
+
+DRAWS = 30
+SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
+SEVERITY = 4
+
+
+def recipe(posterior: bool, epochs: int) -> Pretrain:
+    """The recipe of recipes/digits_byov.toml, or its twin without a posterior."""
+    view = View(area=(0.4, 1.0), flip=0.0)
+    return Pretrain(
+        model=EncoderConfig("vit-nano/2", hidden=256, outputs=64),
+        posterior=GaussianConfig("gaussian" if posterior else "none", log_var=-13.0, beta_end=0.03),
+        ssl=SSLConfig(tau_base=0.97),
+        views=Views(view, replace(view, blur=0.1)),
+        train=TrainConfig(epochs=epochs, batch=128, lr=2e-3, warmup=3),
+    )
+
+
+def demo(out: Path | None = None, epochs: int = 30) -> None:
+    """Pretrain both, probe both, print the tables; with a folder, keep everything there."""
+    console, started = Console(), monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out if out is not None else Path(scratch)
+        runs: dict[str, ProbedRun] = {}
+        for name, posterior in (("BYOL", False), ("BYOV", True)):
+            console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
+            start(recipe(posterior, epochs), folder / name.lower())
+            runs[name] = probe_run(folder / name.lower(), samples=DRAWS, k=20, device="cpu")
+        console.print(probe_table({name: run.result for name, run in runs.items()}))
+        shifted = under_shift(runs)
+        console.print(shift_table(shifted))
+        results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
+        results["shift"] = {name: {"/".join(k): v for k, v in row.items()} for name, row in shifted.items()}
+        report = Path("runs/demo") if out is None else out
+        write_json(report / "results.json", results)
+        reliability_figure(runs, report / "reliability.png")
+    console.print(f"{report}/results.json and {report}/reliability.png hold this; {monotonic() - started:.0f} s.")
+    console.print("Next: byov pretrain --help, byov probe --help, byov evaluate --help")
+
+
+def test_digits() -> tuple[Tensor, Tensor]:
+    """The test digits in [0, 1], and their labels."""
+    test = load("digits", "test")
+    assert isinstance(test, ImageSet)
+    assert test.labels is not None
+    return test.images.float() / 255, test.labels
+
+
+def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
+    """The linear probe's predictions at μ, and with a posterior under draws."""
+    found = {"at μ": run.result.probe.predict(images)}
+    if run.result.probe.under_draws:
+        found["draws"] = run.result.probe.predict(images, draws=DRAWS)
+    return found
+
+
+def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], float]]:
+    """ECE on shifted test digits, and how well the entropy tells them from clean ones."""
+    clean, labels = test_digits()
+    table: dict[str, dict[tuple[str, str], float]] = {}
+    for name, run in runs.items():
+        known = readings(run, clean)
+        for reading in known:
+            table[f"{name}, {reading}"] = {}
+        for shift in SHIFTS:
+            moved = augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0))
+            for reading, prediction in readings(run, moved).items():
+                row = table[f"{name}, {reading}"]
+                row[shift, "ece"] = float(calibration_error(prediction.mean, labels))
+                row[shift, "auroc"] = float(ood_auroc(entropy(known[reading].mean), entropy(prediction.mean)))
+    return table
+
+
+def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
+    """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
+    table = Table(title=f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %", title_justify="left")
+    table.add_column("model")
+    for shift in (*SHIFTS, "mean", "AUROC"):
+        table.add_column(shift.replace("_", " "), justify="right")
+    for name, row in rows.items():
+        eces = [100 * row[shift, "ece"] for shift in SHIFTS]
+        auroc = sum(row[shift, "auroc"] for shift in SHIFTS) / len(SHIFTS)
+        table.add_row(name, *(f"{e:.1f}" for e in eces), f"{sum(eces) / len(eces):.1f}", f"{auroc:.3f}")
+    return table
+
+
+def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
+    """Accuracy against confidence on the clean test digits, one line per reading."""
+    _, labels = test_digits()
+    figure, axes = plt.subplots(figsize=(4.5, 4.5), layout="constrained")
+    axes.plot([0, 1], [0, 1], color="0.7", linewidth=1, label="perfect")
+    for name, run in runs.items():
+        for reading in ("linear", "linear_draws"):
+            if reading in run.result.predictions:
+                bins = reliability_diagram(run.result.predictions[reading].mean, labels)
+                label = f"{name}, {'draws' if reading.endswith('draws') else 'at μ'}"
+                seen = bins.count > 5
+                axes.plot(bins.confidence[seen], bins.accuracy[seen], marker="o", markersize=3, label=label)
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), title="Digits: linear probe")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
