@@ -1,5 +1,8 @@
 """byov: bring your own variance. Any PyTorch model gets a posterior over its weights."""
 
+from importlib import import_module
+from typing import Any
+
 from byov.posterior import (
     ECMP,
     EMA,
@@ -19,9 +22,18 @@ from byov.posterior import (
     output_layer,
 )
 from byov.prediction import Prediction, predict
-from byov.ssl.features import features
 
 __version__ = "0.1.0"
+
+_LATER = {"features": "byov.ssl.features"}
+"""Names whose modules need timm and torchvision: imported when they are asked for, so that `import byov` stays light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'byov' has no attribute {name!r}")
+
 
 __all__ = [
     "ECMP",
