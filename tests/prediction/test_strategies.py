@@ -106,7 +106,7 @@ def test_the_size_of_a_chunk_does_not_show(
     x = torch.randn(5, 6).double()
     whole = byov.predict(model, x, 13, "vmap", generator=seeded())
     weights = sum(p.numel() for p in mlp().parameters())
-    monkeypatch.setattr(engine, "CHUNK_ELEMENTS", chunk * weights)
+    monkeypatch.setitem(engine.CHUNK_ELEMENTS, "cpu", chunk * weights)
     for strategy in ("vmap", "auto"):
         same(byov.predict(model, x, 13, strategy, generator=seeded()), whole)
 
@@ -244,7 +244,7 @@ def peak():
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
-engine.CHUNK_ELEMENTS = 8 * 64 * 256  # chunks of 8 draws at any number of draws
+engine.CHUNK_ELEMENTS["cpu"] = 8 * 64 * 256  # chunks of 8 draws at any number of draws
 net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 256))
 model, x = byov.bayesianize(net, byov.Gaussian(-3.0)), torch.randn(64, 1)  # a draw predicts 64 KiB
 for strategy in ("loop", "vmap"):
