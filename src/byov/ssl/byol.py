@@ -47,6 +47,9 @@ class BYOL(nn.Module):
         self.ema = self._teacher_weights()
         # The teacher's structure and buffers; where its weights would be stands nothing, the EMA holds them.
         self.teacher = copy.deepcopy(self.network, memo={id(p): None for p in self.network.parameters()})
+        # A module that occurs twice is handed its weights once, or `functional_call` would leave them behind in it.
+        modules = {prefix for prefix, _ in self.teacher.named_modules()}
+        self._handed = [name for name in self.ema.tensors(self.student) if name.rpartition(".")[0] in modules]
 
     @property
     def network(self) -> Student:
@@ -58,10 +61,11 @@ class BYOL(nn.Module):
 
     def forward(self, images: Tensor, uniforms: Tensor, beta: Tensor) -> Step:
         """One batch of images, with the uniform numbers that decide its views."""
-        first, second = self.views.render(images, uniforms)
+        weights = self.ema.tensors(self.student)
+        first, second = (view.to(self.ema.mean(0).dtype) for view in self.views.render(images, uniforms))
         p1, p2 = self.student(first, second)
         with torch.no_grad():
-            z1, z2 = functional_call(self.teacher, self.ema.tensors(self.student), (first, second, False))
+            z1, z2 = functional_call(self.teacher, {n: weights[n] for n in self._handed}, (first, second, False))
         ssl = regression_loss(p1, z2) + regression_loss(p2, z1)
         kl = self.kl()
         return Step(ssl + beta * kl, ssl.detach(), kl.detach(), spread(z1))
