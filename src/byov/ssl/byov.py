@@ -16,7 +16,7 @@ from byov.ssl.views import Views
 Coverage = Literal["all", "no-norm-no-conv", "linear-only"]
 PriorName = Literal["normal", "teacher-mean", "teacher-normal"]
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTION = nn.modules.conv._ConvNd  # transposed ones too
 
 
 def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
@@ -25,7 +25,7 @@ def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
     if name == "all":
         return family
     if name == "no-norm-no-conv":
-        return {(lambda n, module, p: not (norm_layers(n, module, p) or isinstance(module, _CONVOLUTIONS))): family}
+        return {(lambda n, module, p: not (norm_layers(n, module, p) or isinstance(module, _CONVOLUTION))): family}
     if name == "linear-only":
         return {(nn.Linear, nn.MultiheadAttention): family}
     raise ValueError(f"A coverage is one of {', '.join(get_args(Coverage))}, not {name!r}.")
