@@ -14,6 +14,7 @@ from byov.data import Batch, FolderSet, ImageSet, holdout, load
 from byov.models import entry
 from byov.posterior import beta, kl_scale
 from byov.posterior.objective import Schedule
+from byov.posterior.select import select
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
@@ -139,11 +140,13 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     posterior = recipe.posterior
     if posterior.family == "none":
         return BYOL(student, views, tau_base)
-    number = kl_scale(posterior.kl_scale, len(data), sum(p.numel() for p in student.parameters()))
+    rules = coverage(posterior.coverage, posterior.log_var)
+    covered = sum(layout.numel for _, layout in select(student, rules))
+    number = kl_scale(posterior.kl_scale, len(data), covered)
     return BYOV(
         student,
         views,
-        coverage(posterior.coverage, posterior.log_var),
+        rules,
         prior_by_name(posterior.prior, posterior.prior_std),
         number,
         tau_base,
@@ -187,7 +190,8 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretra
     recipe = from_dict(Pretrain, about["config"])
     channels, size = about["shape"]
     like = Like(channels, size, tuple(about["data"]["mean"]), tuple(about["data"]["std"]), about["data"]["images"])
-    module = build(recipe, like, 1, torch.device(device))
+    bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
+    module = build(bare, like, 1, torch.device(device))
     module.load_state_dict(state["module"])
     return module.to(device).eval(), recipe
 
