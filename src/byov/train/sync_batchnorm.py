@@ -10,7 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class GlooBatchNorm(_BatchNorm):
-    """The statistics of the global batch by two differentiable sums; every process must hold as many examples."""
+    """The statistics of the global batch by two differentiable sums; every process must hold as many examples.
+
+    The second sum is of squares about the mean that the first one gave, in float32 at least: E[x²] − E[x]² would cancel.
+    """
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -21,18 +24,21 @@ class GlooBatchNorm(_BatchNorm):
             return super().forward(input)
         dims = [0, *range(2, input.dim())]
         count = input.numel() // input.shape[1] * dist.get_world_size()
-        sums = all_reduce(torch.stack([input.sum(dims), input.square().sum(dims)]))
-        mean = sums[0] / count
-        var = (sums[1] / count - mean.square()).clamp_min(0.0)
+        shape = (1, -1, *(1 for _ in dims[1:]))
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        mean = all_reduce(x.sum(dims)) / count
+        x = x - mean.view(shape)
+        var = all_reduce(x.square().sum(dims)) / count
         if self.running_mean is not None and self.running_var is not None:
-            rate = 0.1 if self.momentum is None else self.momentum
             with torch.no_grad():
+                self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+                rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum  # type: ignore[arg-type]
                 self.running_mean.lerp_(mean, rate)
                 self.running_var.lerp_(var * (count / (count - 1)), rate)
-                self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-        shape = (1, -1, *(1 for _ in dims[1:]))
-        out = (input - mean.view(shape)) * (var + self.eps).rsqrt().view(shape)
-        return out * self.weight.view(shape) + self.bias.view(shape) if self.affine else out
+        out = x * (var + self.eps).rsqrt().view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(input.dtype)
 
 
 def synchronise(net: nn.Module, device: torch.device) -> nn.Module:
