@@ -35,13 +35,20 @@ def encoder(name: str, channels: int, image_size: int, pretrained: bool = False)
     """An encoder and the width of its features: by name, or `python:module:function` that returns the module."""
     if not name.startswith("python:"):
         return registry.encoder(name, channels, image_size, pretrained)
-    net = resolve(name.removeprefix("python:"))()
+    make = resolve(name.removeprefix("python:"))
+    if not callable(make):
+        raise ValueError(f"{name} is not a function that returns an encoder, but of type {type(make).__name__}.")
+    net = make()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
     modes = {module: module.training for module in net.modules()}
     net.eval()
-    with torch.no_grad():
-        out = net(torch.zeros(1, channels, image_size, image_size))
+    try:
+        with torch.no_grad():
+            out = net(torch.zeros(1, channels, image_size, image_size))
+    except RuntimeError as error:
+        shape = f"{channels}×{image_size}×{image_size}"
+        raise ValueError(f"{name} does not take images of {shape}: {str(error).splitlines()[0]}.") from error
     for module, mode in modes.items():
         module.training = mode
     if not isinstance(out, torch.Tensor) or out.ndim != 2:
