@@ -84,11 +84,11 @@ class Journal:
         shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
         self.bar.update(self.row, completed=step, values=f"{shown} · {speed:,.0f} img/s")
 
-    def alarm(self, message: str) -> None:
+    def alarm(self, step: int, message: str) -> None:
         """A warning that must be seen, once a run."""
         if self.active and not self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
-            self.file.write(json.dumps({"step": self.step, "alarm": message}) + "\n")
+            self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")
             self.alarmed = True
 
 

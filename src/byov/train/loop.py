@@ -28,6 +28,11 @@ from byov.train.journal import Journal
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 
+_ADVICE = (
+    "Try a lower train.lr, train.clip=1.0, a longer warm-up, or with a posterior a smaller posterior.beta_end;"
+    " the last checkpoint is kept."
+)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -67,6 +72,10 @@ class TrainConfig:
             raise ValueError(f"train.lr is above 0, not {self.lr}.")
         if self.warmup < 0 or self.weight_decay < 0:
             raise ValueError("train.warmup and train.weight_decay are at least 0.")
+        if self.warmup > self.epochs:
+            raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"train.clip is above 0, or none, not {self.clip}.")
 
 
 class Task(Protocol):
@@ -144,6 +153,9 @@ class Loop:
         return self.run / "checkpoint.safetensors"
 
     def save(self) -> None:
+        """Keep the run as it stands, unless it is broken: that must not take the place of a good checkpoint."""
+        if not all(bool(p.isfinite().all()) for p in self.task.trainable().parameters()):
+            raise Diverged(f"Not all weights are finite after step {self.step}. {_ADVICE}")
         if self.fabric.is_global_zero:
             checkpoint.save(
                 self.path,
@@ -164,6 +176,8 @@ class Loop:
         state = checkpoint.load(self.path)
         if state["total"] != self.total:
             raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")
+        if state["recipe"].get("data") != self.recipe.get("data"):
+            raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
         self.task.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
@@ -221,7 +235,8 @@ class Loop:
                 out = self.module(*self.task.inputs(batch, generator, place))
                 self.fabric.backward(out.loss / len(parts))
         if self.config.clip is not None:
-            self.fabric.clip_gradients(self.module, self.wrapped, max_norm=self.config.clip)
+            # Not an error here: a loss scaler skips such a step, and without one the loss will tell.
+            self.fabric.clip_gradients(self.module, self.wrapped, max_norm=self.config.clip, error_if_nonfinite=False)
         self.wrapped.step()
         self.wrapped.zero_grad(set_to_none=True)
         return out
@@ -247,14 +262,12 @@ class Loop:
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         if not isfinite(values["loss"]):
             journal.write(self.step, self.seconds, values)
-            raise Diverged(
-                f"The loss is {values['loss']} at step {self.step}. Try a lower train.lr, train.clip=1.0, a longer"
-                " warm-up, or with a posterior a smaller posterior.beta_end; the last checkpoint is kept."
-            )
+            raise Diverged(f"The loss is {values['loss']} at step {self.step}. {_ADVICE}")
         if "spread" in values and values["spread"] < 0.1 and self.step > self.steps_per_epoch:
             journal.alarm(
+                self.step,
                 f"The projections have collapsed (spread {values['spread']:.3f} of 1/√d). Try a lower train.lr, a"
-                " higher ssl.tau_base, or a larger batch."
+                " higher ssl.tau_base, or a larger batch.",
             )
         model = self.task.trainable()
         if isinstance(model, BayesianModule):
@@ -278,7 +291,8 @@ def make_fabric(config: TrainConfig) -> Fabric:
     """Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
     import os
 
-    processes = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else None
+    launched = "LOCAL_RANK" in os.environ
+    processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
     devices: Any = processes or config.devices
     if processes is None and config.devices == "auto" and not torch.cuda.is_available():
         devices = 1
@@ -294,5 +308,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
         strategy=strategy,
         precision=config.precision,
     )
+    # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
+    fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
     return fabric
