@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class GlooBatchNorm(_BatchNorm):
     """The statistics of the global batch by two differentiable sums; every process must hold as many examples.
 
-    The second sum is of squares about the mean that the first one gave, in float32 at least: E[x²] − E[x]² would cancel.
+    The second sum is of squares about the mean that the first gave, in float32 at least: E[x²] − E[x]² would cancel.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
