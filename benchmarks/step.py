@@ -158,13 +158,15 @@ def show(result: dict) -> None:
         table.add_column(heading, justify="left" if heading == "contender" else "right", no_wrap=True)
     for row in result["rows"]:
         if row["status"] != "ok":
-            table.add_row(row["contender"], row["status"])
             continue
         ratio = row["ratio"]
         memory = [f"{row['peak_mib']:.0f}", f"{row['peak_ratio']:.2f}"] if "peak_mib" in row else ["", ""]
         quartiles = f"{ratio['low']:.2f} – {ratio['high']:.2f}"
         table.add_row(row["contender"], f"{row['ms']:.1f}", f"{ratio['median']:.2f}", quartiles, *memory)
     console.print(table)
+    for row in result["rows"]:
+        if row["status"] != "ok":
+            console.print(f"{row['contender']}: {row['status']}", highlight=False, markup=False)
     for bar in result["bars"]:
         verdict = "[green]pass[/]" if bar["passed"] else "[red]FAIL[/]"
         console.print(f"{verdict}  {bar['bar']}: {bar['ratio']:.3f} (limit {bar['limit']})", highlight=False)
