@@ -1,0 +1,297 @@
+"""BYOV: the draws, the teacher, the objective and its priors, and which weights are Bayesian."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+
+from byov import models
+from byov.posterior import BayesianModule
+from byov.ssl.byol import BYOL
+from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
+from byov.ssl.heads import Student
+from byov.ssl.views import Views
+
+SEEN: list[Tensor] = []
+ZERO = torch.tensor(0.0)
+
+
+class Reveal(nn.Module):
+    """An encoder that notes the weight it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(self.weight.detach().clone())
+        return x.flatten(1) @ self.weight
+
+
+def student() -> Student:
+    encoder = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6))
+    return Student(encoder, 6, hidden=10, outputs=5)
+
+
+def make(
+    net: Student | None = None,
+    prior: PriorName = "normal",
+    cover: Coverage = "all",
+    log_var: float = -4.0,
+    kl_scale: float = 100.0,
+) -> BYOV:
+    return BYOV(net or student(), Views(), coverage(cover, log_var), prior_by_name(prior), kl_scale, 0.9).train()
+
+
+def images(n: int = 10) -> Tensor:
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8)
+
+
+def posterior(module: BYOV) -> BayesianModule:
+    assert isinstance(module.student, BayesianModule)
+    return module.student
+
+
+def move(module: BYOV) -> None:
+    """Another posterior: other means, and not all with one variance."""
+    with torch.no_grad():
+        for factor in posterior(module).factors:
+            factor.mean.add_(0.1 * torch.randn_like(factor.mean))
+            factor.log_var.add_(torch.randn_like(factor.log_var))
+
+
+def reference_kl(module: BYOV, mean: dict[str, Tensor] | float, std: dict[str, Tensor] | float) -> float:
+    """Σ over all covered weights by torch.distributions, in float64."""
+    model, total = posterior(module), 0.0
+    mu, sigma = model.mean(), model.std()
+    for name in model.covered():
+        m = mean[name] if isinstance(mean, dict) else torch.tensor(mean)
+        s = std[name] if isinstance(std, dict) else torch.tensor(std)
+        q = Normal(mu[name].detach().double(), sigma[name].detach().double())
+        p = Normal(m.double().expand_as(mu[name]), s.double().expand_as(mu[name]))
+        total += float(kl_divergence(q, p).sum())
+    return total
+
+
+def test_one_draw_serves_both_views_and_the_teacher_sees_none() -> None:
+    module = make(Student(Reveal(), 6, 10, 5))
+    SEEN.clear()
+    for _ in range(2):
+        module(images(), module.views.draw(10), ZERO)
+    first, second, third, fourth, *later = SEEN
+    assert len(later) == 4
+    mu = posterior(module).mean()["encoder.weight"].detach()
+    assert torch.equal(first, second)
+    assert float((first - mu).std()) == pytest.approx(0.135, rel=0.2)  # exp(−4/2)
+    assert torch.equal(third, mu)
+    assert torch.equal(fourth, mu)
+    assert torch.equal(later[0], later[1])
+    assert not torch.equal(first, later[0])  # the next minibatch has a draw of its own
+    assert torch.equal(later[2], mu)
+
+
+def test_teacher_is_the_ema_of_the_mean() -> None:
+    module = make()
+    old = {name: value.clone() for name, value in module.ema.tensors(module.student).items()}
+    start = {name: value.clone() for name, value in posterior(module).mean().items()}
+    assert all(torch.equal(old[name], start[name]) for name in start)
+    move(module)
+    module(images(), module.views.draw(10), ZERO)
+    module.update_teacher(50, 100)  # τ = 1 − 0.1/2
+    new, mu = module.ema.tensors(module.student), posterior(module).mean()
+    for name in mu:
+        torch.testing.assert_close(new[name], 0.95 * old[name] + 0.05 * mu[name].detach())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_loss_is_ssl_plus_beta_kl_over_n(beta: float) -> None:
+    module = make(kl_scale=37.0)
+    move(module)
+    step = module(images(), module.views.draw(10), torch.tensor(beta))
+    true = reference_kl(module, 0.0, 1.0)
+    assert float(step.kl) == pytest.approx(true / 37.0, rel=1e-5)
+    assert float(step.loss) == pytest.approx(float(step.ssl) + beta * true / 37.0, rel=1e-5)
+    assert 0.0 < float(step.ssl) < 8.0
+
+
+def test_the_kl_has_its_gradient_on_mean_and_variance() -> None:
+    module = make(kl_scale=37.0)
+    move(module)
+    factor = posterior(module).factors[0]
+    module.kl().backward()
+    mu, rho = factor.mean.detach(), factor.log_var.detach()
+    torch.testing.assert_close(factor.mean.grad, mu / 37.0)
+    torch.testing.assert_close(factor.log_var.grad, 0.5 * (rho.exp() - 1) / 37.0)
+
+
+def test_without_spread_and_kl_it_is_byol_to_the_bit() -> None:
+    net = student()
+    byol = BYOL(copy.deepcopy(net), Views(), 0.9).train()
+    byov = make(net, log_var=-1e4)  # σ = exp(−5000) = 0
+    batch = images()
+    for step in range(3):  # the first with a teacher like the student, then not
+        uniforms = byol.views.draw(10)
+        plain, ours = byol(batch, uniforms, ZERO), byov(batch, uniforms, ZERO)
+        assert torch.equal(plain.loss, ours.loss)
+        factor = posterior(byov).factors[0]
+        byol.zero_grad()
+        byov.zero_grad()
+        plain.loss.backward()
+        ours.loss.backward()
+        gradient = factor.layout.split(factor.mean.grad)
+        assert set(gradient) == set(dict(net.named_parameters()))
+        for name, parameter in byol.student.named_parameters():
+            assert torch.equal(gradient[name], parameter.grad)
+        assert torch.count_nonzero(factor.log_var.grad) == 0
+        for parameters in (byol.student.parameters(), [factor.mean]):
+            torch.optim.SGD(parameters, 0.5).step()
+        for module in (byol, byov):
+            module.update_teacher(step, 3)
+    for (name, a), (other, b) in zip(byol.teacher.named_buffers(), byov.teacher.named_buffers(), strict=True):
+        assert name == other
+        assert torch.equal(a, b)
+
+
+def test_teacher_mean_prior_follows_the_ema() -> None:
+    module = make(prior="teacher-mean")
+    kls = []
+    for step in (0, 30, 60):
+        move(module)
+        module.update_teacher(step, 100)
+        expected = reference_kl(module, module.ema.tensors(module.student), 1.0)
+        assert float(posterior(module).kl()) == pytest.approx(expected, rel=1e-5)
+        kls.append(expected)
+    assert kls[0] != pytest.approx(reference_kl(module, 0.0, 1.0), rel=1e-3)
+
+
+def test_teacher_normal_prior_has_the_emas_own_variance_with_a_floor() -> None:
+    module = make(prior="teacher-normal")
+    mean = {name: value.detach().double() for name, value in posterior(module).mean().items()}
+    square = {name: value**2 for name, value in mean.items()}
+    floor = {name: torch.full_like(value, 1e-3) for name, value in mean.items()}  # a std: the variance's is 1e-6
+    assert float(posterior(module).kl()) == pytest.approx(reference_kl(module, mean, floor), rel=1e-4)
+    for step in range(4):
+        move(module)
+        with torch.no_grad():  # some weights stay: theirs is the floor
+            factor = posterior(module).factors[0]
+            factor.mean[:50] = module.ema.mean(0)[:50]
+        decay = 1 - 0.1 * (1 + torch.cos(torch.tensor(torch.pi * step / 4, dtype=torch.float64)).item()) / 2
+        for name, value in posterior(module).mean().items():
+            mean[name] = decay * mean[name] + (1 - decay) * value.detach().double()
+            square[name] = decay * square[name] + (1 - decay) * value.detach().double() ** 2
+        module.update_teacher(step, 4)
+    std = {name: (square[name] - mean[name] ** 2).clamp_min(1e-6).sqrt() for name in mean}
+    assert any(bool((value > 2e-3).any()) for value in std.values())
+    assert any(bool((value == 1e-3).any()) for value in std.values())
+    assert float(posterior(module).kl()) == pytest.approx(reference_kl(module, mean, std), rel=1e-3)
+
+
+@pytest.mark.parametrize("prior", get_args(PriorName))
+def test_no_gradient_reaches_the_prior(prior: PriorName) -> None:
+    module = make(prior=prior)
+    move(module)
+    module(images(), module.views.draw(10), torch.tensor(1.0)).loss.backward()
+    assert {name for name, _ in module.named_parameters()} == {"student.q.0.mean", "student.q.0.log_var"}
+    assert all(p.grad is not None for p in module.parameters())
+    assert not any(buffer.requires_grad for buffer in module.buffers())
+
+
+@pytest.mark.parametrize("prior", ["teacher-mean", "teacher-normal"])
+def test_teacher_and_prior_are_one_ema_that_covers_the_predictor(prior: PriorName) -> None:
+    module = make(prior=prior)
+    assert module.ema is posterior(module).prior.ema
+    assert "predictor.3.weight" in module.ema.tensors(module.student)
+    assert "predictor.3.weight" in posterior(module).covered()
+    again = make(prior=prior)
+    move(module)
+    module.update_teacher(1, 2)
+    again.load_state_dict(module.state_dict())
+    assert again.ema is posterior(again).prior.ema
+    assert torch.equal(again.ema.mean(0), module.ema.mean(0))
+    assert torch.equal(posterior(again).kl(), posterior(module).kl())
+
+
+def test_weights_that_stay_points_are_taught_too() -> None:
+    module = make(cover="linear-only")
+    old = {name: value.clone() for name, value in module.ema.tensors(module.student).items()}
+    points = dict(posterior(module).points())
+    assert "encoder.0.weight" in points
+    with torch.no_grad():
+        for parameter in points.values():
+            parameter.add_(1.0)
+    module.update_teacher(50, 100)
+    new = module.ema.tensors(module.student)
+    for name in points:
+        torch.testing.assert_close(new[name], old[name] + 0.05)
+    step = module(images(), module.views.draw(10), torch.tensor(1.0))
+    assert float(step.kl) == pytest.approx(reference_kl(module, 0.0, 1.0) / 100.0, rel=1e-5)  # of no point
+    step.loss.backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+HEADS = {f"{head}.{leaf}" for head in ("projector", "predictor") for leaf in ("0.weight", "0.bias", "3.weight")}
+HEAD_NORMS = {f"{head}.1.{leaf}" for head in ("projector", "predictor") for leaf in ("weight", "bias")}
+
+
+def vit() -> tuple[nn.Module, set[str], set[str]]:
+    """timm's ViT with, by hand, its linear weights and the tokens that are in no layer."""
+    leaves = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    linear = {f"blocks.{b}.{leaf}.{kind}" for b in range(4) for leaf in leaves for kind in ("weight", "bias")}
+    return models.encoder("vit-nano/4", 1, 8)[0], linear, {"cls_token", "pos_embed"}
+
+
+def attention() -> tuple[nn.Module, set[str], set[str]]:
+    """A transformer with nn.MultiheadAttention, whose weights are in no nn.Linear."""
+    net: nn.Module = nn.TransformerEncoderLayer(8, 2, 16)
+    leaves = {"self_attn.in_proj_weight", "self_attn.in_proj_bias"}
+    leaves |= {
+        f"{layer}.{kind}" for layer in ("self_attn.out_proj", "linear1", "linear2") for kind in ("weight", "bias")
+    }
+    return net, leaves, set()
+
+
+def resnet() -> tuple[nn.Module, set[str], set[str]]:
+    return models.encoder("cifar_resnet18", 3, 32)[0], set(), set()
+
+
+class Upsampling(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.ConvTranspose2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(200, 4))
+
+
+def transposed() -> tuple[nn.Module, set[str], set[str]]:
+    return Upsampling(), {"3.weight", "3.bias"}, set()
+
+
+@pytest.mark.parametrize("make_encoder", [vit, attention, resnet, transposed])
+def test_coverage_is_exactly_what_it_says(make_encoder: Any) -> None:
+    encoder, linear, loose = make_encoder()
+    net = Student(encoder, 8, 16, 4)
+    linear, loose = ({f"encoder.{name}" for name in names} for names in (linear, loose))
+    every = {name for name, _ in net.named_parameters()}
+    assert HEADS | HEAD_NORMS | linear | loose <= every
+    expected = {"all": every, "no-norm-no-conv": HEADS | linear | loose, "linear-only": HEADS | linear}
+    for name, names in expected.items():
+        model = posterior(make(net, cover=name))
+        assert set(model.covered()) == names
+        assert {name for name, _ in model.points()} == every - names
+
+
+def test_log_var_is_where_the_variances_start() -> None:
+    module = make(log_var=-7.0)
+    assert all(bool((factor.log_var == -7.0).all()) for factor in posterior(module).factors)
+
+
+def test_bad_settings_are_told_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="coverage is one of all, no-norm-no-conv, linear-only, not 'none'"):
+        coverage("none")
+    with pytest.raises(ValueError, match="prior is one of normal, teacher-mean, teacher-normal, not 'flat'"):
+        prior_by_name("flat")
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="kl_scale"):
+            make(kl_scale=scale)
