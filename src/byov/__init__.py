@@ -26,7 +26,7 @@ from byov.prediction import Prediction, predict
 __version__ = "0.1.0"
 
 _LATER = {"features": "byov.ssl.features"}
-"""Names whose modules need timm and torchvision: imported when they are asked for, so that `import byov` stays light."""
+"""Names whose modules need timm and torchvision: imported when asked for, so that `import byov` stays light."""
 
 
 def __getattr__(name: str) -> Any:

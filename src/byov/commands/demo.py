@@ -10,7 +10,7 @@ import typer
 
 def command(
     out: Annotated[Path | None, typer.Option(help="Keep the runs and the results in this folder.")] = None,
-    epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 30,
+    epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 40,
 ) -> None:
     """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""
     from byov.ssl.demo import demo

@@ -1,5 +1,6 @@
 """The networks the papers use, and every network of timm and torchvision by name."""
 
+from byov.models.convnet import convnet
 from byov.models.mlp import regression_mlp, table3_mlp
 from byov.models.pyramidnet import PyramidNet, pyramidnet
 from byov.models.registry import create, encoder, names
@@ -9,6 +10,7 @@ from byov.models.vit import vit
 __all__ = [
     "PyramidNet",
     "cifar_resnet18",
+    "convnet",
     "create",
     "encoder",
     "names",

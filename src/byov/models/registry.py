@@ -10,6 +10,7 @@ import torch
 import torchvision
 from torch import nn
 
+from byov.models.convnet import convnet
 from byov.models.pyramidnet import pyramidnet
 from byov.models.resnet import DEPTHS, resnet
 from byov.models.vit import SIZES, vit
@@ -32,7 +33,12 @@ def _pyramidnet(classes: int, channels: int, image_size: int | None, depth: int,
     return net
 
 
+def _convnet(classes: int, channels: int, image_size: int | None, width: int) -> nn.Module:
+    return convnet(width, classes, channels)
+
+
 OWN: dict[str, Builder] = {
+    **{f"convnet{width}": partial(_convnet, width=width) for width in (16, 32, 64)},
     **{f"resnet{depth}": partial(_resnet, depth=depth, stem="imagenet") for depth in DEPTHS},
     **{f"cifar_resnet{depth}": partial(_resnet, depth=depth, stem="cifar") for depth in DEPTHS},
     **{f"pyramidnet110_a{alpha}": partial(_pyramidnet, depth=110, alpha=alpha) for alpha in (48, 84, 270)},
