@@ -4,7 +4,7 @@ from torch import nn
 
 
 def convnet(width: int = 32, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """Three 3×3 convolutions with BatchNorm and ReLU, of width, 2·width and 4·width channels, then the mean over pixels.
+    """Three 3×3 convolutions with BatchNorm and ReLU, of 1, 2 and 4 times `width` channels, then the mean over pixels.
 
     `classes=0` leaves the last layer out: the module then gives its 4·width features.
     """

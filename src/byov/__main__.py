@@ -1,0 +1,5 @@
+"""`python -m byov` is `byov`."""
+
+from byov.cli import main
+
+main()
