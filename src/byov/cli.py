@@ -10,7 +10,7 @@ from rich.console import Console
 
 from byov.train.diverged import Diverged
 
-VERBS = ["demo", "pretrain", "probe", "overhead"]
+VERBS = ["demo", "pretrain", "probe", "evaluate", "overhead"]
 
 app = typer.Typer(
     name="byov",

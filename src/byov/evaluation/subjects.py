@@ -1,0 +1,210 @@
+"""What is evaluated, by what a user calls it: a run's folder or checkpoint, or `python:module:function`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from byov.data import ImageSet
+from byov.evaluation.predictors import Classifier, Predictor, Probed
+from byov.models.entry import resolve
+from byov.posterior.module import BayesianModule
+from byov.prediction.engine import Strategy
+from byov.ssl import pretrain
+from byov.ssl.byol import BYOL
+from byov.ssl.features import Encoder
+from byov.ssl.probe import Probe, ProbeSettings
+from byov.train import checkpoint
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model is read: draws, their seed and strategy, and where."""
+
+    samples: int = 30
+    strategy: Strategy = "loop"
+    seed: int = 0
+    fit_samples: int = 8
+    """Draws that a probe is fitted under."""
+    normalise: bool = False
+    """Standardise the images of an entry point's network by the training split's moments."""
+    batch_size: int = 512
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "fit_samples", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}.")
+
+
+class Subject(Protocol):
+    """A model before it is read: what it is, what images it takes, and how it becomes a predictor."""
+
+    kind: str
+    weights: nn.Module
+    shape: tuple[int, int] | None
+    """The channels and the size of its images; None where it does not say."""
+    data: str | None
+    """The set it was made from, if it says."""
+
+    @property
+    def posterior(self) -> bool: ...
+
+    @property
+    def needs_train(self) -> bool:
+        """Whether `predictor` wants the training split."""
+        ...
+
+    def about(self, train: ImageSet | None) -> dict[str, Any]:
+        """What its numbers depend on beyond its weights."""
+        ...
+
+    def check(self, data: ImageSet) -> None:
+        """Refuse images or classes that it cannot take."""
+        ...
+
+    def predictor(self, train: ImageSet | None) -> Predictor: ...
+
+
+class Pretrained:
+    """A pretraining run: a linear probe is fitted on its frozen encoder."""
+
+    kind, needs_train = "pretrain", True
+
+    def __init__(self, module: BYOL, shape: tuple[int, int], data: str, reading: Reading) -> None:
+        if reading.strategy != "loop":
+            raise ValueError(f"A probe reads one draw after the other: its strategy is loop, not {reading.strategy}.")
+        self.module, self.reading = module, reading
+        self.weights: nn.Module = module
+        self.shape: tuple[int, int] | None = shape
+        self.data: str | None = data
+
+    @property
+    def posterior(self) -> bool:
+        return Encoder.of(self.module).posterior is not None
+
+    def about(self, train: ImageSet | None) -> dict[str, Any]:
+        return {"probe": {**asdict(self._settings(train)), "head": "linear"}, **self._normalised()}
+
+    def check(self, data: ImageSet) -> None:
+        """Whatever the classes: the probe learns them."""
+
+    def predictor(self, train: ImageSet | None) -> Predictor:
+        assert train is not None
+        assert train.labels is not None
+        options: dict[str, Any] = {"device": self.reading.device, "batch_size": self.reading.batch_size}
+        classes, settings = len(train.class_names), self._settings(train)
+        return Probed(
+            Probe.fit(self.module, train.images, train.labels, classes, settings, **options, **self._normalised())
+        )
+
+    def _settings(self, train: ImageSet | None) -> ProbeSettings:
+        assert train is not None
+        r = self.reading
+        # Of the neighbours nothing is read, but there must not be fewer images than they.
+        return ProbeSettings(k=min(200, len(train)), draws_fit=r.fit_samples, draws_read=r.samples, seed=r.seed)
+
+    def _normalised(self) -> dict[str, Any]:
+        return {"mean": self.module.views.mean, "std": self.module.views.std}
+
+
+class Network:
+    """A classifier: a network that returns logits, plain or with a posterior.
+
+    `normalised` holds the mean and the deviation, per channel, that its images were standardised by in training;
+    without it they are the training split's if `reading.normalise`, else the images stay in [0, 1].
+    """
+
+    shape: tuple[int, int] | None = None
+    data: str | None = None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        reading: Reading,
+        kind: str = "python",
+        normalised: tuple[Sequence[float], Sequence[float]] | None = None,
+    ) -> None:
+        self.weights, self.reading, self.kind, self.normalised = net.to(reading.device), reading, kind, normalised
+
+    @property
+    def needs_train(self) -> bool:
+        return self.reading.normalise and self.normalised is None
+
+    @property
+    def posterior(self) -> bool:
+        return isinstance(self.weights, BayesianModule)
+
+    def about(self, train: ImageSet | None) -> dict[str, Any]:
+        mean, std = self.normalised or ((None, None) if train is None else (train.mean, train.std))
+        return {"mean": mean, "std": std}
+
+    def check(self, data: ImageSet) -> None:
+        shape = "×".join(map(str, data.images.shape[1:]))
+        try:
+            outputs = Classifier(self.weights)(data.images[:2].float() / 255).mean.shape[1]
+        except (RuntimeError, AssertionError, IndexError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
+        if outputs != len(data.class_names):
+            raise ValueError(f"The network has {outputs} outputs, but {data.name} has {len(data.class_names)} classes.")
+
+    def predictor(self, train: ImageSet | None) -> Predictor:
+        r = self.reading
+        return Classifier(self.weights, **self.about(train), strategy=r.strategy, seed=r.seed, batch_size=r.batch_size)
+
+
+def pretrained(path: Path, about: dict[str, Any], reading: Reading) -> Subject:
+    """The encoder of a pretraining run."""
+    module, recipe = pretrain.restore(path, reading.device)
+    channels, size = about["shape"]
+    return Pretrained(module, (channels, size), recipe.data.name, reading)
+
+
+RUNS: dict[str, Callable[[Path, dict[str, Any], Reading], Subject]] = {"pretrain": pretrained}
+"""How a checkpoint becomes a subject, by the kind that its recipe names. A new kind of run is a new entry."""
+
+
+def subject(name: str, reading: Reading | None = None) -> Subject:
+    """What `name` stands for: a run's folder, its checkpoint, or `python:module:function` that returns a network."""
+    reading = reading or Reading()
+    if name.startswith("python:"):
+        return _entry(name, reading)
+    path = Path(name).expanduser()
+    file = path / "checkpoint.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"There is no run at {name}: name a run's folder, its checkpoint, or python:module:function.")
+    state = checkpoint.peek(file)
+    about = state.get("recipe") if isinstance(state, dict) else None
+    kind = about.get("kind") if isinstance(about, dict) else None
+    if about is None or kind not in RUNS:
+        raise ValueError(f"{name} is a checkpoint of kind {kind!r}; those that can be evaluated are {', '.join(RUNS)}.")
+    return RUNS[kind](file, about, reading)
+
+
+def digest(weights: nn.Module) -> str:
+    """The first 12 hex digits of the SHA-256 of a module's state, by name, dtype, shape and bytes."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(weights.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):  # a module may keep other state beside its tensors
+            content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            if tensor.numel():
+                content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:12]
+
+
+def _entry(name: str, reading: Reading) -> Subject:
+    function = resolve(name.removeprefix("python:"))
+    if not callable(function) or isinstance(function, nn.Module):
+        raise ValueError(f"{name} is a {type(function).__name__}, not a function that returns a network.")
+    torch.manual_seed(reading.seed)  # a network with random weights is the same one when the evaluation goes on
+    net = function()
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} returns {type(net).__name__}, not a torch.nn.Module that gives logits.")
+    return Network(net, reading)
