@@ -13,7 +13,7 @@ demo: .venv/.installed
 	$(BIN)/byov demo
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from byov.posterior.ema import EMA, keep_precision
 from byov.posterior.layout import Layout
+
+if TYPE_CHECKING:
+    from byov.posterior.module import BayesianModule
 
 Moment = float | Tensor | Mapping[str, Tensor]
 
@@ -28,7 +32,7 @@ class Prior(nn.Module):
     def point_moments(self, index: int) -> tuple[Tensor | float, Tensor | float]:
         """The same for a parameter that stays a point; numbers, or flat."""
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: BayesianModule) -> None:
         """Make what depends on the model that this prior is given to; the teacher priors make their EMA here."""
 
 
@@ -82,6 +86,10 @@ class Normal(Prior):
             raise ValueError("A prior given by parameter names covers no points.")
         return self.get_buffer("mean"), self.get_buffer("std")
 
+    def attach(self, model: BayesianModule) -> None:
+        for i, factor in enumerate(model.factors):
+            self.moments(i, factor.layout)  # raises where a name is missing or a shape does not fit
+
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v.item():g}" if v.numel() == 1 else k for k, v in self.named_buffers())
 
@@ -97,7 +105,7 @@ class _Teacher(Prior):
             raise ValueError(f"A teacher prior is fed by a byov.EMA, not {type(ema).__name__}.")
         self.ema = ema
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: BayesianModule) -> None:
         if self.ema is None:
             self.ema = EMA(model)
 

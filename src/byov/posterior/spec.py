@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """The families with a digest of the parameters each covers, and the kind of prior."""
+    """The families, a digest of the parameters each covers and of those that stay points, and the kind of prior."""
 
     families: tuple[str, ...]
     covers: tuple[str, ...]
@@ -26,6 +26,7 @@ class Spec:
     @classmethod
     def of(cls, model: BayesianModule) -> Spec:
         layouts = [[(slot.name, slot.shape) for slot in factor.layout.slots] for factor in model.factors]
+        layouts.append([(name, tuple(point.shape)) for name, point in model.points()])
         return cls(
             families=tuple(repr(factor.family) for factor in model.factors),
             covers=tuple(sha256(repr(layout).encode()).hexdigest()[:16] for layout in layouts),
