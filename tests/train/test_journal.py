@@ -85,8 +85,7 @@ def test_all_ranks_but_the_first_are_silent(tmp_path: Path, capsys: pytest.Captu
 
 def test_an_error_closes_the_log(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 0, 20, 4, True)
-    with pytest.raises(RuntimeError, match="boom"), journal:
-        journal.write(1, 0.5, {"loss": 1.0})
-        raise RuntimeError("boom")
+    with pytest.raises(TypeError), journal:
+        journal.write(1, 0.5, {"loss": object()})
     assert journal.file.closed
-    assert len(entries(tmp_path)) == 1
+    assert entries(tmp_path) == []

@@ -1,0 +1,423 @@
+"""The loop on a task small enough to know every number: what the optimizer sees, when it stops, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import cos, inf, nan, pi
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.data import Batch
+from byov.data.datasets import ImageSet
+from byov.train import checkpoint
+from byov.train.diverged import Diverged
+from byov.train.loop import Loop, Place, TrainConfig, make_fabric
+
+CONFIG = TrainConfig(epochs=3, batch=8, lr=0.1, warmup=0, optimizer="sgd", log_every=1, accelerator="cpu", devices=1)
+STEPS = 4  # in an epoch: 35 images make four batches of eight
+
+
+class Out(NamedTuple):
+    loss: Tensor
+    spread: Tensor
+
+
+class Line(nn.Module):
+    """Regress the mean of each image's halves on its pixels, with dropout; `factor` multiplies the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.line = nn.Dropout(0.1), nn.Linear(16, 2)
+        self.net = nn.Sequential(nn.Flatten(), self.drop, self.line)
+
+    def forward(self, x: Tensor, target: Tensor, factor: Tensor, spread: Tensor) -> Out:
+        return Out((self.net(x) - target).square().mean() * factor, spread)
+
+
+class Regression:
+    """What the loop asks of a task, with hooks: the loss's factor and the spread by step."""
+
+    def __init__(self, data: ImageSet, factor: Any = lambda step: 1.0, spread: Any = lambda step: 1.0) -> None:
+        self.data, self.factor, self.spread = data, factor, spread
+        self.module = Line()
+        self.places: list[Place] = []
+        self.seen: list[Tensor] = []
+        self.chance: list[tuple[float, float]] = []
+        self.updates: list[tuple[int, int, Tensor]] = []
+
+    def trainable(self) -> nn.Module:
+        return self.module.net
+
+    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Tensor, ...]:
+        self.places.append(place)
+        self.seen.append(batch.indices)
+        self.chance.append((float(torch.rand((), generator=generator)), float(torch.rand(()))))
+        x = batch.images.float() / 255
+        target = torch.stack([x[..., :2].mean((1, 2, 3)), x[..., 2:].mean((1, 2, 3))], 1)
+        return x, target, torch.tensor(self.factor(place.step)), torch.tensor(self.spread(place.step))
+
+    def after(self, step: int, total: int) -> None:
+        self.updates.append((step, total, self.module.line.weight.detach().clone()))
+
+
+def images(n: int = 35, seed: int = 0) -> ImageSet:
+    generator = Generator().manual_seed(seed)
+    return ImageSet("noise", torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=generator))
+
+
+def make(run: Path, config: TrainConfig = CONFIG, data: ImageSet | None = None, **hooks: Any) -> Loop:
+    torch.manual_seed(0)
+    task = Regression(data or images(), **hooks)
+    return Loop(make_fabric(config), task, config, run, {"config": {}, "data": {"digest": task.data.digest}})
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Two trees equal to the bit."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def state(run: Path) -> dict[str, Any]:
+    """All of a checkpoint that the clock does not decide."""
+    tree = checkpoint.load(run / "checkpoint.safetensors")
+    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position", "recipe")}
+
+
+# Stopping and going on
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+@pytest.mark.parametrize(("batch", "accumulate"), [(8, 1), (8, 2), (20, 2)])
+def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, batch: int, accumulate: int) -> None:
+    config = replace(CONFIG, optimizer=optimizer, batch=batch, accumulate=accumulate, weight_decay=0.01)
+    whole = make(tmp_path / "whole", config)
+    assert whole.fit()
+    run, pieces = tmp_path / "pieces", 0
+    chance: list[Any] = []
+    while True:
+        piece = make(run, replace(config, minutes=1e-9))  # every step is over the limit
+        if pieces:
+            with torch.no_grad():
+                piece.task.module.line.weight.fill_(9.0)  # whatever it starts from, the checkpoint counts
+            piece.resume()
+        done = piece.fit()
+        pieces += 1
+        chance += piece.task.chance
+        assert piece.step == pieces
+        if done:
+            break
+    assert pieces == whole.total == 3 * (35 // batch)
+    assert same(state(tmp_path / "whole"), state(run))
+    assert chance == whole.task.chance
+    assert [line["step"] for line in log(run)] == [line["step"] for line in log(tmp_path / "whole")]
+    assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
+
+
+def test_a_run_goes_on_from_an_old_checkpoint(tmp_path: Path) -> None:
+    """As after a kill: the log is ahead of the checkpoint."""
+    whole = make(tmp_path / "whole")
+    whole.fit()
+    first = make(tmp_path / "run", replace(CONFIG, minutes=1e-9))
+    first.fit()
+    old = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
+    second = make(tmp_path / "run")
+    second.resume()
+    second.fit()
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(old)
+    third = make(tmp_path / "run")
+    third.resume()
+    assert third.step == 1
+    third.fit()
+    assert same(state(tmp_path / "whole"), state(tmp_path / "run"))
+    assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 13))
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    make(tmp_path).fit()
+    before, lines = state(tmp_path), log(tmp_path)
+    again = make(tmp_path)
+    again.resume()
+    assert again.fit()
+    assert again.task.places == []
+    assert same(before, state(tmp_path))
+    assert log(tmp_path) == lines
+
+
+def test_a_time_limit_stops_cleanly(tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, minutes=1e-9))
+    assert loop.fit() is False
+    tree = checkpoint.load(loop.path)
+    assert (tree["step"], tree["total"], tree["position"]) == (1, 12, (0, 1))
+    assert make(tmp_path / "enough", replace(CONFIG, minutes=10.0)).fit() is True
+
+
+def test_the_last_step_is_an_end_and_not_a_limit(tmp_path: Path) -> None:
+    config = replace(CONFIG, epochs=1, batch=35)
+    assert make(tmp_path, replace(config, minutes=1e-9)).fit() is True
+
+
+def test_saves_go_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    write = checkpoint.save
+
+    def note(path: Path, tree: dict[str, Any]) -> None:
+        saved.append(tree["step"])
+        write(path, tree)
+
+    monkeypatch.setattr(checkpoint, "save", note)
+    make(tmp_path / "often", replace(CONFIG, save_minutes=0.0)).fit()
+    make(tmp_path / "seldom", replace(CONFIG, save_minutes=5.0)).fit()
+    assert saved == [*range(1, 13), 12, 12]
+
+
+def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -> None:
+    make(tmp_path).fit()
+    longer = make(tmp_path, replace(CONFIG, epochs=4))
+    with pytest.raises(ValueError, match="checkpoint is of a run of 12 steps, this one has 16"):
+        longer.resume()
+    other = make(tmp_path, data=images(seed=1))
+    before = {name: value.clone() for name, value in other.task.module.state_dict().items()}
+    with pytest.raises(ValueError, match="was started on other data than noise"):
+        other.resume()
+    assert same(before, dict(other.task.module.state_dict()))
+
+
+# Chance and order
+
+
+def test_all_chance_is_of_seed_and_step(tmp_path: Path) -> None:
+    runs = [make(tmp_path / str(i), replace(CONFIG, seed=seed)) for i, seed in enumerate((0, 0, 1))]
+    for i, loop in enumerate(runs):
+        torch.manual_seed(100 + i)  # the loop seeds for itself
+        loop.fit()
+    first, again, other = (loop.task for loop in runs)
+    assert first.chance == again.chance
+    numbers = [number for task in (first, other) for pair in task.chance for number in pair]
+    assert len(set(numbers)) == len(numbers) == 2 * 2 * 12
+    assert not same(first.seen, other.seen)
+
+
+def test_every_epoch_is_another_order_without_repeats(tmp_path: Path) -> None:
+    loop = make(tmp_path)
+    loop.fit()
+    epochs = [torch.cat(loop.task.seen[i : i + STEPS]).tolist() for i in (0, 4, 8)]
+    assert all(len(set(epoch)) == 32 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_the_task_knows_its_place(tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, accumulate=2))
+    loop.fit()
+    assert [place.step for place in loop.task.places] == [step for step in range(12) for _ in range(2)]
+    assert {(p.total, p.rank, p.world, p.device.type) for p in loop.task.places} == {(12, 0, 1, "cpu")}
+
+
+def test_after_follows_the_optimizers_step(tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, epochs=1))
+    stepped: list[Tensor] = []
+
+    def note(*_: Any) -> None:
+        stepped.append(loop.task.module.line.weight.detach().clone())
+
+    loop.optimizer.register_step_post_hook(note)
+    loop.fit()
+    assert [(step, total) for step, total, _ in loop.task.updates] == [(k, STEPS) for k in range(1, STEPS + 1)]
+    assert same([weight for _, _, weight in loop.task.updates], stepped)
+
+
+# What the optimizer sees
+
+
+def spy(loop: Loop) -> tuple[list[float], list[float]]:
+    """The learning rate and the gradient's norm at each step."""
+    rates: list[float] = []
+    norms: list[float] = []
+
+    def look(optimizer: Any, *_: Any) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert all(group["lr"] == rates[-1] for group in optimizer.param_groups)
+        norms.append(float(torch.cat([p.grad.flatten() for p in loop.task.trainable().parameters()]).norm()))
+
+    loop.optimizer.register_step_pre_hook(look)
+    return rates, norms
+
+
+def test_warm_up_and_cosine(tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, epochs=3, warmup=0.75, lr_batch=16))
+    rates, _ = spy(loop)
+    loop.fit()
+    base = 0.1 * 8 / 16
+    warm = [0.0, base / 3, 2 * base / 3]
+    cosine = [base * (1 + cos(pi * k / 9)) / 2 for k in range(9)]
+    assert rates == pytest.approx([*warm, *cosine])
+    assert [line["lr"] for line in log(tmp_path)] == rates
+
+
+def test_without_a_warm_up_it_starts_at_the_top(tmp_path: Path) -> None:
+    loop = make(tmp_path)
+    rates, _ = spy(loop)
+    loop.fit()
+    assert rates == pytest.approx([0.1 * (1 + cos(pi * k / 12)) / 2 for k in range(12)])
+
+
+def test_gradients_are_clipped_to_their_norm(tmp_path: Path) -> None:
+    free, clipped = make(tmp_path / "a"), make(tmp_path / "b", replace(CONFIG, clip=0.3))
+    raw, cut = spy(free)[1], spy(clipped)[1]
+    free.fit()
+    clipped.fit()
+    assert raw[0] > 0.3  # the first step is the same but for the clipping
+    assert cut[0] == pytest.approx(0.3, rel=1e-4)
+    first = [loop.task.updates[0][2] for loop in (free, clipped)]
+    start = make(tmp_path / "c").task.module.line.weight.detach()
+    torch.testing.assert_close(
+        (first[1] - start) / (first[0] - start), torch.full((2, 16), 0.3 / raw[0]), rtol=1e-3, atol=0
+    )
+    assert max(cut) <= 0.3 * (1 + 1e-4)
+    wide = make(tmp_path / "d", replace(CONFIG, clip=100.0))
+    wide.fit()
+    assert same(state(tmp_path / "d")["module"], state(tmp_path / "a")["module"])
+
+
+def test_accumulated_parts_make_one_batch(tmp_path: Path) -> None:
+    """Without dropout two halves have the gradient of the whole, and as many optimizer steps."""
+    for name, accumulate in (("one", 1), ("two", 2), ("four", 4)):
+        loop = make(tmp_path / name, replace(CONFIG, accumulate=accumulate))
+        loop.task.module.drop.p = 0.0
+        loop.fit()
+        assert len(loop.task.seen) == 12 * accumulate
+    one = state(tmp_path / "one")["module"]
+    for name in ("two", "four"):
+        assert state(tmp_path / name)["step"] == 12
+        torch.testing.assert_close(state(tmp_path / name)["module"], one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_inputs_are_not_rounded_on_their_way(tmp_path: Path, precision: Any) -> None:
+    loop = make(tmp_path, replace(CONFIG, precision=precision, epochs=1))
+    got: list[Tensor] = []
+    loop.task.module.register_forward_pre_hook(lambda module, args: got.append(args[1]))
+    loop.fit()
+    expected = images().images[loop.task.seen[0]].float()[..., :2].mean((1, 2, 3)) / 255
+    assert got[0].dtype == torch.float32
+    torch.testing.assert_close(got[0][:, 0], expected, rtol=1e-6, atol=0)
+
+
+# Going wrong
+
+
+@pytest.mark.parametrize("wrong", [nan, inf])
+def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path: Path, wrong: float) -> None:
+    loop = make(tmp_path, replace(CONFIG, save_minutes=0.0), factor=lambda step: wrong if step == 5 else 1.0)
+    with pytest.raises(Diverged, match=rf"The loss is {wrong} at step 6. Try a lower train.lr.*checkpoint is kept"):
+        loop.fit()
+    kept = state(tmp_path)
+    assert kept["step"] == 5
+    assert all(bool(value.isfinite().all()) for value in kept["module"].values())
+    assert log(tmp_path)[-1]["step"] == 6
+    again = make(tmp_path)  # with a lower learning rate, say
+    again.resume()
+    assert again.fit()
+
+
+@pytest.mark.parametrize("minutes", [None, 1e-9])
+def test_a_broken_state_is_not_saved_between_reports(tmp_path: Path, minutes: float | None) -> None:
+    """The loss is looked at only now and then: a save, or a stop, in between must not keep what is broken."""
+    good = make(tmp_path, replace(CONFIG, minutes=1e-9, log_every=1000))
+    good.fit()
+    config = replace(CONFIG, save_minutes=0.0 if minutes is None else 5.0, minutes=minutes, log_every=1000)
+    loop = make(tmp_path, config, factor=lambda step: nan)
+    loop.resume()
+    with pytest.raises(Diverged, match=r"Not all weights are finite after step 2\. Try a lower train\.lr"):
+        loop.fit()
+    assert state(tmp_path)["step"] == 1
+
+
+def test_clipping_leaves_an_infinite_gradient_to_the_loss(tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, clip=1.0), factor=lambda step: inf if step == 2 else 1.0)
+    with pytest.raises(Diverged, match="at step 3"):
+        loop.fit()
+
+
+def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, spread=lambda step: 0.05 if step >= 5 else 0.5).fit()
+    alarms = [line for line in log(tmp_path) if "alarm" in line]
+    assert [line["step"] for line in alarms] == [6]
+    assert "collapsed (spread 0.050 of 1/√d). Try a lower train.lr, a higher ssl.tau_base" in alarms[0]["alarm"]
+    assert "warning" in capsys.readouterr().err
+
+
+def test_no_alarm_in_the_first_epoch_nor_for_a_healthy_spread(tmp_path: Path) -> None:
+    make(tmp_path, spread=lambda step: 0.01 if step < STEPS else 0.11).fit()
+    assert not any("alarm" in line for line in log(tmp_path))
+
+
+def test_only_some_steps_are_reported(tmp_path: Path) -> None:
+    make(tmp_path, replace(CONFIG, log_every=5)).fit()
+    assert [line["step"] for line in log(tmp_path)] == [1, 5, 10, 12]
+    assert log(tmp_path)[1]["epoch"] == 1.25
+
+
+# Devices
+
+
+def test_one_process_unless_told_otherwise() -> None:
+    fabric = make_fabric(replace(CONFIG, devices="auto"))
+    assert (fabric.world_size, fabric.device.type, fabric.is_global_zero) == (1, "cpu", True)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(1, 2), (1, 4), (2, 2), (3, 1)])
+def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, nodes: int, each: int) -> None:
+    """Fabric itself compares devices × nodes with the number of processes that were started."""
+    started = {"WORLD_SIZE": nodes * each, "LOCAL_WORLD_SIZE": each, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0}
+    for name, value in {**started, "TORCHELASTIC_RUN_ID": "test"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("lightning.fabric.Fabric.launch", lambda self: None)  # nobody else is there to meet
+    fabric = make_fabric(replace(CONFIG, devices="auto", nodes=nodes))
+    assert fabric.world_size == nodes * each
+
+
+# Bad settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"epochs": 0}, "train.epochs is at least 1, not 0"),
+        ({"batch": 0}, "train.batch is at least 1"),
+        ({"accumulate": 0}, "train.accumulate is at least 1"),
+        ({"log_every": 0}, "train.log_every is at least 1"),
+        ({"lr": 0.0}, "train.lr is above 0"),
+        ({"lr": nan}, "train.lr is above 0"),
+        ({"warmup": -1.0}, "train.warmup and train.weight_decay are at least 0"),
+        ({"weight_decay": -1.0}, "train.warmup and train.weight_decay are at least 0"),
+        ({"warmup": 3.5}, "train.warmup=3.5 epochs do not fit into train.epochs=3"),
+        ({"clip": 0.0}, "train.clip is above 0, or none, not 0.0"),
+        ({"clip": -1.0}, "train.clip is above 0, or none, not -1.0"),
+    ],
+)
+def test_bad_settings_are_told_in_a_sentence(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        replace(CONFIG, **setting)
+
+
+def test_a_batch_must_be_shared_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.batch=8 cannot be shared by 1 processes × 3 accumulated parts"):
+        make(tmp_path, replace(CONFIG, accumulate=3))
+    for accumulate in (1, 4):
+        with pytest.raises(ValueError, match="noise has"):
+            make(tmp_path, replace(CONFIG, batch=36, accumulate=accumulate))
+    assert not list(tmp_path.iterdir())
