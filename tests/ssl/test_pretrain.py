@@ -1,0 +1,386 @@
+"""Pretraining from a recipe: to the bit the same in pieces, after a kill, and in two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from byov.cli import main
+from byov.data.datasets import ImageSet
+from byov.posterior import BayesianModule
+from byov.ssl.byov import BYOV
+from byov.ssl.pretrain import DataConfig, Pretrain, PretrainTask, build, restore, start
+from byov.train import checkpoint
+from byov.train.config import load_config
+from byov.train.diverged import Diverged
+from byov.train.loop import Place
+
+HERE = Path(__file__).parent
+BYOV_COMMAND = Path(sys.executable).with_name("byov")
+SMALL = [  # 4 steps in an epoch, a few milliseconds each
+    f"model.encoder=python:{Path(__file__).stem}:encoder",
+    "model.hidden=16",
+    "model.outputs=8",
+    "data.holdout=0.8",
+    "train.epochs=2",
+    "train.batch=64",
+    "train.warmup=0.5",
+    "train.log_every=1",
+    "train.accelerator=cpu",
+    "train.devices=1",
+]
+
+
+def encoder() -> nn.Module:
+    """Everything that has a state or takes a chance: convolution, BatchNorm, dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(36, 12),
+    )
+
+
+def steady() -> nn.Module:
+    """Without dropout, whose masks are each process's own."""
+    net = encoder()
+    net[3] = nn.Identity()  # type: ignore[operator]
+    return net
+
+
+def recipe(*changes: str) -> Pretrain:
+    return load_config(Pretrain, None, [*SMALL, *changes])
+
+
+def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:
+    sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
+    return ["pretrain", "--run", str(run), *sets, *(["--resume"] if resume else [])]
+
+
+def state(run: Path) -> dict[str, Any]:
+    """All of a checkpoint that neither the clock nor a free setting decides."""
+    tree = checkpoint.load(run / "checkpoint.safetensors")
+    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position")}
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """Where two trees are not equal to the bit."""
+    if isinstance(a, Tensor):
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [where]
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        return [found for key in a for found in differences(a[key], b[key], f"{where}/{key}")]
+    if isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        return [found for i, pair in enumerate(zip(a, b, strict=True)) for found in differences(*pair, f"{where}/{i}")]
+    return [] if a == b else [where]
+
+
+VARIANTS = {
+    "byol": ["posterior.family=none", "train.optimizer=lars", "train.weight_decay=1e-4"],
+    "byov": ["train.clip=1.0"],
+    "accumulated": ["train.accumulate=2", "posterior.prior=teacher-normal", "posterior.beta_schedule=linear"],
+    "points": ["posterior.coverage=linear-only", "posterior.prior=teacher-mean", "train.optimizer=sgd"],
+    "shared": ["posterior.shared_draw=true", "train.optimizer=adam", "train.precision=bf16-mixed"],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, variant: str) -> None:
+    changes, run = VARIANTS[variant], tmp_path / "pieces"
+    assert start(recipe(*changes), tmp_path / "whole")
+    assert not start(recipe(*changes, "train.minutes=1e-9"), run)
+    assert checkpoint.peek(run / "checkpoint.safetensors")["step"] == 1
+    for _ in range(3):  # to the last step of the first epoch, one at a time
+        assert not start(recipe(*changes, "train.minutes=1e-9"), run, resume=True)
+    assert start(recipe(*changes), run, resume=True)
+    whole, pieces = state(tmp_path / "whole"), state(run)
+    assert differences(whole, pieces) == []
+    assert whole["step"] == 8
+    names = whole["module"].keys()
+    assert any("ema.mean" in name for name in names)
+    assert any(name.startswith("teacher.") and "running_var" in name for name in names)
+    assert any(name.startswith("student.") and "running_var" in name for name in names)
+    assert whole["optimizer"]["state"]
+    assert [line["step"] for line in log(run)] == list(range(1, 9))
+    assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
+
+
+def test_training_moves_what_it_should(tmp_path: Path) -> None:
+    """Against the start: the means, the variances, the teacher and all running statistics."""
+    torch.manual_seed(0)
+    before = build(recipe(), DataConfig(holdout=0.8).load(), 1, torch.device("cpu")).state_dict()
+    start(recipe(), tmp_path)
+    after = state(tmp_path)["module"]
+    assert after.keys() == before.keys()
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    own = {f"teacher.predictor.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert still == {"student._extra_state", "student.prior.mean", "student.prior.std"} | own
+
+
+def test_the_teacher_follows_the_optimizers_step(tmp_path: Path) -> None:
+    changes = ["ssl.tau_base=0.2", "train.warmup=0", "train.lr=0.05", "train.minutes=1e-9"]
+    torch.manual_seed(0)
+    module = build(recipe(*changes), DataConfig(holdout=0.8).load(), 1, torch.device("cpu"))
+    start(recipe(*changes), tmp_path)
+    after = state(tmp_path)["module"]
+    decay = 1 - (1 - 0.2) * (cos(pi / 8) + 1) / 2
+    expected = decay * module.ema.mean(0) + (1 - decay) * after["student.q.0.mean"]
+    assert not torch.allclose(after["student.q.0.mean"], module.ema.mean(0), atol=1e-2)
+    torch.testing.assert_close(after["ema.mean_0"], expected)
+
+
+def test_beta_runs_along_its_half_cosine(tmp_path: Path) -> None:
+    start(recipe("posterior.beta_end=0.5", "posterior.kl_scale=1000"), tmp_path)
+    lines = log(tmp_path)
+    betas = [(line["loss"] - line["ssl"]) / line["kl"] for line in lines]
+    assert betas == pytest.approx([0.5 * (1 - cos(pi * k / 8)) / 2 for k in range(8)], abs=1e-3)
+    assert {"sigma", "snr", "spread", "lr", "images_per_s"} <= lines[0].keys()
+    assert lines[0]["sigma"] == pytest.approx(0.0067379, rel=1e-2)  # exp(−10/2)
+
+
+def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
+    start(recipe("ssl.tau_batch=128", "ssl.tau_base=0.98", "posterior.kl_scale=dataset"), tmp_path)
+    about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
+    data = DataConfig(holdout=0.8).load()
+    assert about["kind"] == "pretrain"
+    assert about["kl_scale"] == len(data) == about["data"]["images"]
+    assert about["data"]["digest"] == data.digest
+    assert about["tau_base"] == pytest.approx(0.98**0.5)
+    assert about["config"]["train"]["batch"] == 64
+
+
+@pytest.mark.parametrize(
+    ("scale", "coverage", "number"),
+    [("none", "all", 1.0), ("12.5", "all", 12.5), ("parameters", "all", None), ("parameters", "linear-only", None)],
+)
+def test_kl_scale(scale: str, coverage: str, number: float | None) -> None:
+    data = ImageSet("zeros", torch.zeros(7, 1, 8, 8, dtype=torch.uint8))
+    settings = recipe(f"posterior.kl_scale={scale}", f"posterior.coverage={coverage}")
+    module = build(settings, data, 1, torch.device("cpu"))
+    assert isinstance(module, BYOV)
+    model = module.student
+    assert isinstance(model, BayesianModule)
+    covered = sum(value.numel() for value in model.mean().values())
+    assert module.kl_scale == (covered if number is None else number)
+    assert (covered == sum(p.numel() for p in [*encoder().parameters()]) + head_parameters()) == (coverage == "all")
+
+
+def head_parameters() -> int:
+    """Both heads at hidden 16 and outputs 8: Linear, BatchNorm, Linear without a bias."""
+    return sum(inputs * 16 + 16 + 2 * 16 + 16 * 8 for inputs in (12, 8))
+
+
+def test_views_are_drawn_for_the_global_batch() -> None:
+    """Any number of processes sees the same images under the same numbers."""
+    data = ImageSet("noise", torch.randint(0, 256, (20, 1, 8, 8), dtype=torch.uint8))
+    task, cpu = PretrainTask(recipe(), data, 1, torch.device("cpu")), torch.device("cpu")
+
+    def uniforms(rank: int, world: int) -> Tensor:
+        from byov.data import Batches
+
+        batch = next(iter(Batches(task.data, 8 // world, rank=rank, world=world)))
+        found = task.inputs(batch, torch.Generator().manual_seed(3), Place(0, 10, rank, world, cpu))
+        return torch.cat([found[0].flatten(1).float(), *found[1]], 1)
+
+    whole = uniforms(0, 1)
+    for world in (2, 4):
+        parts = [uniforms(rank, world) for rank in range(world)]
+        assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_other_precisions_agree_with_float32(tmp_path: Path, precision: str) -> None:
+    changes = ["train.optimizer=sgd", "train.lr=0.01", "posterior.family=none", f"model.encoder={STEADY}"]
+    for name in ("32-true", precision):
+        start(recipe(*changes, f"train.precision={name}"), tmp_path / name)
+    ours, theirs = ([line["ssl"] for line in log(tmp_path / name)] for name in (precision, "32-true"))
+    assert ours == pytest.approx(theirs, rel=0.02 if precision == "bf16-mixed" else 1e-3)
+    weights = state(tmp_path / precision)["module"]["student.encoder.0.weight"]
+    assert weights.dtype == (torch.float64 if precision == "64-true" else torch.float32)
+
+
+STEADY = f"python:{Path(__file__).stem}:steady"
+
+
+def test_a_run_is_restored(tmp_path: Path) -> None:
+    start(recipe("posterior.prior=teacher-normal"), tmp_path)
+    for place in (tmp_path, tmp_path / "checkpoint.safetensors"):
+        module, settings = restore(place)
+        assert settings == recipe("posterior.prior=teacher-normal")
+        assert differences(state(tmp_path)["module"], dict(module.state_dict())) == []
+        assert not module.training
+
+
+def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> None:
+    start(recipe("model.encoder=vit-nano/4", "train.minutes=1e-9"), tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    tree = checkpoint.load(path)
+    tree["recipe"]["config"]["model"]["pretrained"] = True
+    checkpoint.save(path, tree)
+    module, settings = restore(tmp_path)
+    assert settings.model.pretrained
+    assert differences(tree["module"], dict(module.state_dict())) == []
+
+
+def test_something_else_is_not_restored(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "checkpoint.safetensors", {"recipe": {"kind": "train"}})
+    with pytest.raises(ValueError, match="is not a pretraining run"):
+        restore(tmp_path)
+
+
+def test_a_diverged_run_keeps_its_checkpoint(tmp_path: Path) -> None:
+    wild = ["train.optimizer=sgd", "train.lr=1e30", "train.warmup=0", "train.save_minutes=0"]
+    with pytest.raises(Diverged, match=r"The loss is nan at step \d\. Try a lower train\.lr, train\.clip=1\.0"):
+        start(recipe(*wild), tmp_path)
+    kept = state(tmp_path)
+    assert kept["step"] == log(tmp_path)[-1]["step"] - 1
+    assert bool(kept["module"]["student.q.0.mean"].isfinite().all())
+
+
+# The command
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["byov", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_bad_input_ends_in_a_sentence_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    cases: list[tuple[list[str], str]] = [
+        (arguments(run, resume=True), "There is no checkpoint in"),
+        (arguments(run, "train.epoch=3"), "train.epoch"),
+        (arguments(run, "train.epochs=three"), "train.epochs is a whole number, not 'three'"),
+        (arguments(run, "train.warmup=5"), "train.warmup=5 epochs do not fit into train.epochs=2"),
+        (arguments(run, "train.batch=100000"), "fewer than a batch"),
+        (arguments(run, "model.encoder=vit-nano/5"), "no network called"),
+        (arguments(run, "model.encoder=python:nowhere_at_all:net"), "cannot be imported"),
+        (arguments(run, "posterior.kl_scale=-1"), "kl_scale must be above 0"),
+        (arguments(run, "data.name=digitz"), "digitz"),
+        (["pretrain", str(tmp_path / "none.toml"), "--run", str(run)], "There is no recipe at"),
+    ]
+    for words, sentence in cases:
+        assert call(monkeypatch, *words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert "Traceback" not in error
+        assert not run.exists()
+
+
+def test_a_run_is_neither_overwritten_nor_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *arguments(tmp_path, "train.minutes=1e-9")) == 0
+    assert "stopped at its time limit (step 1 of 8; --resume goes on)" in " ".join(capsys.readouterr().err.split())
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for words, sentence in (
+        (arguments(tmp_path), "holds a run already: go on with --resume"),
+        (arguments(tmp_path, "train.lr=0.5", resume=True), "was started with train.lr = 0.001, not 0.5"),
+        (arguments(tmp_path, "posterior.prior=teacher-mean", resume=True), "was started with posterior.prior"),
+        (arguments(tmp_path, "ssl.tau_base=0.5", resume=True), "was started with ssl.tau_base"),
+    ):
+        assert call(monkeypatch, *words) == 2
+        assert sentence in capsys.readouterr().err
+        assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert call(monkeypatch, *arguments(tmp_path, resume=True)) == 0
+    assert state(tmp_path)["step"] == 8
+    assert "finished" in capsys.readouterr().err
+
+
+def test_a_diverged_run_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = ("train.optimizer=sgd", "train.lr=1e30", "train.warmup=0")
+    assert call(monkeypatch, *arguments(tmp_path, *wild)) == 1
+    assert "Try a lower train.lr" in capsys.readouterr().err
+
+
+# Processes
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """kill -9 in the middle of `byov pretrain`, and --resume in a new process."""
+    longer, run = ["train.epochs=100", "train.save_minutes=0.001"], tmp_path / "killed"
+    command = [str(BYOV_COMMAND), *arguments(run, *longer)]
+    process = subprocess.Popen(command, cwd=HERE, env=environment(), stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while not (run / "checkpoint.safetensors").exists() or len((run / "log.jsonl").read_bytes().splitlines()) < 20:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL
+    finally:
+        process.kill()
+    reached = checkpoint.peek(run / "checkpoint.safetensors")["step"]
+    assert 0 < reached < 400
+    subprocess.run([*command, "--resume"], cwd=HERE, env=environment(), check=True, timeout=300)
+    assert start(recipe(*longer), tmp_path / "whole")
+    assert differences(state(tmp_path / "whole"), state(run)) == []
+    assert [line["step"] for line in log(run)] == list(range(1, 401))
+    assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gaussian", "none"])
+def test_two_processes_equal_one(tmp_path: Path, family: str) -> None:
+    """Half the batch each, one draw for both, synchronised BatchNorm: three steps of the same run."""
+    changes = [
+        f"posterior.family={family}",
+        "posterior.shared_draw=true",
+        "posterior.log_var=-6",
+        f"model.encoder={STEADY}",
+        "train.optimizer=sgd",  # Adam would make steps of full length of a gradient that is only rounding
+        "train.lr=0.1",
+        "train.warmup=0",
+        "train.batch=96",
+        "train.epochs=1",
+        "data.holdout=0.78",
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--"]
+    command += [str(BYOV_COMMAND), *arguments(tmp_path / "two", *changes, "train.devices=auto")]
+    subprocess.run(command, cwd=HERE, env=environment(), check=True, timeout=300)
+    torch.manual_seed(0)
+    initial = build(recipe(*changes), recipe(*changes).data.load(), 1, torch.device("cpu")).state_dict()
+    assert start(recipe(*changes), tmp_path / "one")
+    one, two = state(tmp_path / "one"), state(tmp_path / "two")
+    assert one["step"] == two["step"] == one["total"] == 3
+    # What the first process reports is the loss of its half: there were two indeed.
+    assert abs(log(tmp_path / "one")[0]["ssl"] - log(tmp_path / "two")[0]["ssl"]) > 1e-4
+    assert one["module"].keys() == two["module"].keys()
+    for name, expected in one["module"].items():
+        torch.testing.assert_close(two["module"][name], expected, rtol=1e-5, atol=1e-5)
+    moved = [
+        name for name in initial if not torch.allclose(initial[name].float(), two["module"][name].float(), atol=1e-3)
+    ]
+    assert any(name.startswith("student.") for name in moved)
+    module, _ = restore(tmp_path / "two")  # one process is enough to use it
+    assert differences(two["module"], dict(module.state_dict())) == []
