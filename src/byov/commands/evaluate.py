@@ -256,7 +256,8 @@ def _caption(protocol: dict[str, Any]) -> str:
     parts = [f"top-1 and ECE ({protocol['bins']} equal-width bins) in %."]
     if protocol["shifts"]:
         levels = ", ".join(map(str, protocol["severities"]))
+        mean = f"the mean over severities {levels}" if "," in levels else f"severity {levels}"
         by = "entropy (H) and mutual information (MI)" if protocol["samples"] else "entropy (H)"
-        parts += [f"Shifts: the mean over severities {levels}.", f"AUROC: shifted from clean images by {by}."]
+        parts += [f"Shifts: {mean}.", f"AUROC: shifted from clean images by {by}."]
         parts += [protocol["conventions"]["strengths"]]
     return " ".join(parts).strip()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from byov.evaluation.rows import CLEAN, Row
@@ -20,7 +21,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     """Clean images, every shift as the mean over its severities, and the mean of the shifts; shares in per cent."""
     clean, shifts = [row for row in rows if row.shift == CLEAN], summarise(rows)
     drawn = any(row.under_draws is not None for row in rows)
-    made = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+    made = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
     made.add_column("\nimages", no_wrap=True)
     for heading, line in _headings(drawn, bool(shifts)):
         made.add_column(f"{heading}\n{line}", justify="right", no_wrap=True)
