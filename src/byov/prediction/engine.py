@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 from byov.prediction.inputs import Batch, device_of, first_of, ready, size_of, unwrap
+from byov.prediction.recycle import Recycle
 from byov.prediction.result import Moments, Prediction, Task
 from byov.prediction.reuse import Diverged, Recording, record, replay
 
@@ -158,10 +159,12 @@ class _Predictor:
             elif self.strategy == "vmap" and run.recording is not None:
                 values = self._batched(run, [self._noise(generator) for _ in range(min(run.chunk(), draws))])
             else:
-                values = run.single(self._noise(generator)).unsqueeze(0)
+                with run.noises:
+                    noise = self._noise(generator)
+                values = run.single(noise).unsqueeze(0)
             moments.update(values)
             if self.keep:
-                kept.append(values)
+                kept.append(values if self.task == "classification" else values.clone())
             draws -= len(values)
 
     @staticmethod
@@ -216,6 +219,7 @@ class _Runner:
         self.model, self.x, self.task = model, x, task
         self.recording: Recording | None = None
         self.device = device_of(model)
+        self.noises, self.weights = Recycle(), Recycle()
 
     def single(self, noise: list[Noise]) -> Tensor:
         """One draw's predicted values (N, …)."""
@@ -226,7 +230,7 @@ class _Runner:
             random = [tensor for part in noise for tensor in part.values()]
             out, self.recording = record(lambda: self._draw(noise), self.model, inputs, random)
             return self._values(out)
-        return self._values(self._again(lambda: self._draw(noise)))
+        return self._values(self._again(lambda: self._draw(noise), recycle=True))
 
     def batched(self, noises: list[list[Noise]]) -> Tensor:
         """The predicted values of several draws at once (K, N, …)."""
@@ -246,10 +250,11 @@ class _Runner:
         largest = max(weights, self.recording.largest if self.recording is not None else 0, 1)
         return max(1, min(128, CHUNK_ELEMENTS.get(self.device.type, 1 << 25) // largest))
 
-    def _again(self, forward: Callable[[], Any]) -> Any:
+    def _again(self, forward: Callable[[], Any], recycle: bool = False) -> Any:
         if self.recording is not None and self.recording.useful:
             try:
-                return replay(forward, self.recording)
+                with self.weights if recycle else nullcontext():
+                    return replay(forward, self.recording)
             except Diverged:
                 self.recording.sound = False
         return forward()
