@@ -115,7 +115,7 @@ def test_loss_is_ssl_plus_beta_kl_over_n(beta: float) -> None:
     step = module(images(), module.views.draw(10), torch.tensor(beta))
     true = reference_kl(module, 0.0, 1.0)
     assert float(step.kl) == pytest.approx(true / 37.0, rel=1e-5)
-    assert float(step.loss) == pytest.approx(float(step.ssl) + beta * true / 37.0, rel=1e-5)
+    assert step.loss.item() == pytest.approx(float(step.ssl) + beta * true / 37.0, rel=1e-5)
     assert 0.0 < float(step.ssl) < 8.0
 
 
@@ -164,7 +164,7 @@ def test_teacher_mean_prior_follows_the_ema() -> None:
         move(module)
         module.update_teacher(step, 100)
         expected = reference_kl(module, module.ema.tensors(module.student), 1.0)
-        assert float(posterior(module).kl()) == pytest.approx(expected, rel=1e-5)
+        assert posterior(module).kl().item() == pytest.approx(expected, rel=1e-5)
         kls.append(expected)
     assert kls[0] != pytest.approx(reference_kl(module, 0.0, 1.0), rel=1e-3)
 
@@ -174,7 +174,7 @@ def test_teacher_normal_prior_has_the_emas_own_variance_with_a_floor() -> None:
     mean = {name: value.detach().double() for name, value in posterior(module).mean().items()}
     square = {name: value**2 for name, value in mean.items()}
     floor = {name: torch.full_like(value, 1e-3) for name, value in mean.items()}  # a std: the variance's is 1e-6
-    assert float(posterior(module).kl()) == pytest.approx(reference_kl(module, mean, floor), rel=1e-4)
+    assert posterior(module).kl().item() == pytest.approx(reference_kl(module, mean, floor), rel=1e-4)
     for step in range(4):
         move(module)
         with torch.no_grad():  # some weights stay: theirs is the floor
@@ -186,9 +186,14 @@ def test_teacher_normal_prior_has_the_emas_own_variance_with_a_floor() -> None:
             square[name] = decay * square[name] + (1 - decay) * value.detach().double() ** 2
         module.update_teacher(step, 4)
     std = {name: (square[name] - mean[name] ** 2).clamp_min(1e-6).sqrt() for name in mean}
+    prior, layout = posterior(module).prior, posterior(module).factors[0].layout
+    ours = [layout.split(moment) for moment in prior.moments(0, layout)]
+    for name in std:
+        torch.testing.assert_close(ours[0][name].double(), mean[name], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(ours[1][name].double(), std[name], rtol=1e-4, atol=0.0)
     assert any(bool((value > 2e-3).any()) for value in std.values())
     assert any(bool((value == 1e-3).any()) for value in std.values())
-    assert float(posterior(module).kl()) == pytest.approx(reference_kl(module, mean, std), rel=1e-3)
+    assert posterior(module).kl().item() == pytest.approx(reference_kl(module, mean, std), rel=1e-3)
 
 
 @pytest.mark.parametrize("prior", get_args(PriorName))
