@@ -10,7 +10,7 @@ from rich.console import Console
 
 from byov.train.diverged import Diverged
 
-VERBS = ["demo", "pretrain", "probe", "evaluate", "overhead"]
+VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "overhead"]
 
 app = typer.Typer(
     name="byov",
@@ -34,7 +34,7 @@ def main() -> None:
     """The entry point: what the user can mend ends in a sentence, what is our fault in a traceback."""
     try:
         app()
-    except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
+    except (ValueError, TypeError, OSError) as error:
         Console(stderr=True).print(f"[bold red]byov:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Diverged as error:

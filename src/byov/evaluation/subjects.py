@@ -20,7 +20,7 @@ from byov.ssl import pretrain
 from byov.ssl.byol import BYOL
 from byov.ssl.features import Encoder
 from byov.ssl.probe import Probe, ProbeSettings
-from byov.train import checkpoint
+from byov.train import checkpoint, supervised
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,15 @@ def pretrained(path: Path, about: dict[str, Any], reading: Reading) -> Subject:
     return Pretrained(module, (channels, size), recipe.data.name, reading)
 
 
-RUNS: dict[str, Callable[[Path, dict[str, Any], Reading], Subject]] = {"pretrain": pretrained}
+def trained(path: Path, about: dict[str, Any], reading: Reading) -> Subject:
+    """The network of a supervised run."""
+    module, recipe = supervised.restore(path, reading.device)
+    network = Network(module.net, reading, "train", (about["data"]["mean"], about["data"]["std"]))
+    network.shape, network.data = tuple(about["shape"]), recipe.data.name
+    return network
+
+
+RUNS: dict[str, Callable[[Path, dict[str, Any], Reading], Subject]] = {"pretrain": pretrained, "train": trained}
 """How a checkpoint becomes a subject, by the kind that its recipe names. A new kind of run is a new entry."""
 
 

@@ -39,7 +39,7 @@ def recipe(posterior: bool, epochs: int) -> Pretrain:
         posterior=GaussianConfig("gaussian" if posterior else "none", log_var=-11.0, beta_end=0.03),
         ssl=SSLConfig(tau_base=0.97),
         views=Views(view, view),
-        train=TrainConfig(epochs=epochs, batch=128, lr=2e-3, warmup=3),
+        train=TrainConfig(epochs=epochs, batch=128, lr=2e-3, warmup=min(3, epochs)),
     )
 
 

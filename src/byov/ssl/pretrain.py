@@ -10,7 +10,8 @@ import torch
 from rich.console import Console
 from torch import Generator, Tensor, nn
 
-from byov.data import Batch, FolderSet, ImageSet, holdout, load
+from byov.data import Batch, FolderSet, ImageSet
+from byov.data.config import DataConfig, Like
 from byov.models import entry
 from byov.posterior import beta, kl_scale
 from byov.posterior.objective import Schedule
@@ -22,36 +23,9 @@ from byov.ssl.views import Views
 from byov.train import checkpoint
 from byov.train.config import from_dict, to_dict
 from byov.train.loop import Loop, Place, TrainConfig, make_fabric
-from byov.train.run import claim
+from byov.train.run import claim, summary
 from byov.train.schedules import scale_decay
 from byov.train.sync_batchnorm import synchronise
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which images; a recipe's [data]."""
-
-    name: str = "digits"
-    root: str | None = None
-    image_size: int | None = None
-    channels: int | None = None
-    holdout: float = 0.0
-    """Leave out this share of the training set, to choose settings on."""
-    holdout_seed: int = 0
-    download: bool = False
-
-    def load(self, split: str = "train") -> ImageSet | FolderSet:
-        """The images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
-        source = "train" if split == "holdout" else split
-        data = load(
-            self.name, source, self.root, image_size=self.image_size, channels=self.channels, download=self.download
-        )
-        if source != "train" or not self.holdout:
-            if split == "holdout":
-                raise ValueError("Nothing is held out: set data.holdout.")
-            return data
-        kept, held = holdout(data, self.holdout, self.holdout_seed)
-        return held if split == "holdout" else kept
 
 
 @dataclass(frozen=True)
@@ -79,6 +53,10 @@ class GaussianConfig:
     beta_schedule: Schedule = "cosine"
     kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
     shared_draw: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.beta_start, self.beta_end) < 0:
+            raise ValueError("posterior.beta_start and posterior.beta_end are at least 0.")
 
 
 @dataclass(frozen=True)
@@ -194,26 +172,3 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretra
     module = build(bare, like, 1, torch.device(device))
     module.load_state_dict(state["module"])
     return module.to(device).eval(), recipe
-
-
-@dataclass(frozen=True)
-class Like:
-    """What a network needs to know of images that are not at hand."""
-
-    channels: int
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    images: int
-
-    def __len__(self) -> int:
-        return self.images
-
-
-def summary(loop: Loop, finished: bool) -> str:
-    """One line on how a run ended."""
-    speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
-    state = (
-        "finished" if finished else f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
-    )
-    return f"{loop.run}: {state}, {loop.seconds:.0f} s, {speed:,.0f} images/s"

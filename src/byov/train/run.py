@@ -7,6 +7,7 @@ from typing import Any
 
 from byov.train import checkpoint
 from byov.train.config import to_dict
+from byov.train.loop import Loop
 
 FREE = {"train.minutes", "train.save_minutes", "train.log_every", "train.workers", "data.root", "data.download"}
 """What may differ when a run is taken up again: it changes nothing of the result."""
@@ -35,3 +36,10 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def summary(loop: Loop, finished: bool) -> str:
+    """One line on how a run ended."""
+    speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
+    stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
+    return f"{loop.run}: {'finished' if finished else stopped}, {loop.seconds:.0f} s, {speed:,.0f} images/s"

@@ -1,0 +1,24 @@
+"""`byov train`: a classifier with a posterior over its weights, from labelled images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe, as in recipes/; none: digits.")] = None,
+    run: Annotated[Path, typer.Option(help="The run's folder: checkpoint, log, TensorBoard.")] = Path("runs/train"),
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: posterior.family=emp.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in that folder.")] = False,
+) -> None:
+    """Train a network on labelled images under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
+
+    Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
+    """
+    from byov.train.config import load_config
+    from byov.train.supervised import Supervised, start
+
+    start(load_config(Supervised, recipe, set_ or []), run, resume)

@@ -1,0 +1,50 @@
+"""Which images a recipe is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from byov.data.datasets import ImageSet, holdout
+from byov.data.folder import FolderSet
+from byov.data.sources import load
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A data set and the part of it that is held out; a recipe's [data]."""
+
+    name: str = "digits"
+    root: str | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    holdout: float = 0.0
+    """Leave out this share of the training set, to choose settings on."""
+    holdout_seed: int = 0
+    download: bool = False
+
+    def load(self, split: str = "train") -> ImageSet | FolderSet:
+        """The images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
+        source = "train" if split == "holdout" else split
+        data = load(
+            self.name, source, self.root, image_size=self.image_size, channels=self.channels, download=self.download
+        )
+        if source != "train" or not self.holdout:
+            if split == "holdout":
+                raise ValueError("Nothing is held out: set data.holdout.")
+            return data
+        kept, held = holdout(data, self.holdout, self.holdout_seed)
+        return held if split == "holdout" else kept
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a network needs to know of images that are not at hand."""
+
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    images: int
+
+    def __len__(self) -> int:
+        return self.images
