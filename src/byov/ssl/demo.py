@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -75,7 +76,7 @@ def test_digits() -> tuple[Tensor, Tensor]:
 
 def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
     """The linear probe's predictions at μ, and with a posterior under draws."""
-    found = {"at μ": run.result.probe.predict(images)}
+    found = {"μ": run.result.probe.predict(images)}
     if run.result.probe.under_draws:
         found["draws"] = run.result.probe.predict(images, draws=DRAWS)
     return found
@@ -100,10 +101,11 @@ def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], f
 
 def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
     """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
-    table = Table(title=f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %", title_justify="left")
-    table.add_column("model")
+    title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table.add_column("model", no_wrap=True)
     for shift in (*SHIFTS, "mean", "AUROC"):
-        table.add_column(shift.replace("_", " "), justify="right")
+        table.add_column(shift.removeprefix("gaussian_").replace("_and_", "/"), justify="right", no_wrap=True)
     for name, row in rows.items():
         eces = [100 * row[shift, "ece"] for shift in SHIFTS]
         auroc = sum(row[shift, "auroc"] for shift in SHIFTS) / len(SHIFTS)
@@ -112,18 +114,20 @@ def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
 
 
 def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
-    """Accuracy against confidence on the clean test digits, one line per reading."""
-    _, labels = test_digits()
-    figure, axes = plt.subplots(figsize=(4.5, 4.5), layout="constrained")
-    axes.plot([0, 1], [0, 1], color="0.7", linewidth=1, label="perfect")
-    for name, run in runs.items():
-        for reading in ("linear", "linear_draws"):
-            if reading in run.result.predictions:
-                bins = reliability_diagram(run.result.predictions[reading].mean, labels)
-                label = f"{name}, {'draws' if reading.endswith('draws') else 'at μ'}"
+    """Accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
+    clean, labels = test_digits()
+    moved = torch.cat([augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0)) for shift in SHIFTS])
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained", sharey=True)
+    sets = {"clean": (clean, labels), "shifted": (moved, labels.repeat(len(SHIFTS)))}
+    for axes, (title, (images, truth)) in zip(panels, sets.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+        for name, run in runs.items():
+            for reading, prediction in readings(run, images).items():
+                bins = reliability_diagram(prediction.mean, truth, bins=10)
                 seen = bins.count > 5
-                axes.plot(bins.confidence[seen], bins.accuracy[seen], marker="o", markersize=3, label=label)
-    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), title="Digits: linear probe")
-    axes.legend(frameon=False)
+                axes.plot(bins.confidence[seen], bins.accuracy[seen], "o-", markersize=3, label=f"{name}, {reading}")
+        axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"{title} digits ({len(images):,})")
+    panels[0].set_ylabel("accuracy")
+    panels[1].legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=150)
     plt.close(figure)
