@@ -7,10 +7,11 @@ from importlib import import_module
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from byov.train.diverged import Diverged
 
-VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "overhead"]
+VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "prune", "overhead"]
 
 app = typer.Typer(
     name="byov",
@@ -35,11 +36,19 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]byov:[/] {error}", highlight=False, soft_wrap=True)
+        _tell(error)
         sys.exit(2)
     except Diverged as error:
-        Console(stderr=True).print(f"[bold red]byov:[/] {error}", highlight=False, soft_wrap=True)
+        _tell(error)
         sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)
+
+
+def _tell(error: Exception) -> None:
+    """The sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
+    sentence = str(error)
+    if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
+        sentence = f"{error.filename}: {error.strerror}."
+    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), sentence), soft_wrap=True)
