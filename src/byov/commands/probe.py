@@ -23,11 +23,11 @@ def command(
     """Fit kNN and linear probes on the run's training images, and read them at the posterior mean and under draws."""
     from rich.console import Console
 
-    from byov.ssl.report import probe_table, write_json
+    from byov.ssl.report import check_out, probe_table, write_json
     from byov.ssl.runs import probe_run
 
-    if out is not None and out.exists() and not force:
-        raise FileExistsError(f"{out} exists: choose another --out, or say --force.")
+    if out is not None:
+        check_out(out, force)
     result = probe_run(run, split, samples, fit_samples, k, seed, root, device)
     Console().print(probe_table({str(run): result.result}))
     if out is not None:

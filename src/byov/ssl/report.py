@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from byov.ssl.probe import ProbeResult
 
@@ -28,9 +29,20 @@ def probe_table(results: Mapping[str, ProbeResult]) -> Table:
             s = result.scores[reading]
             percent = [f"{100 * s.top1:.2f}", f"{100 * s.ece:.2f}"]
             rest = [f"{value:.4f}" for value in (s.nll, s.brier, s.reliability)]
-            table.add_row(model if i == 0 else "", label, *percent, *rest)
+            table.add_row(Text(model if i == 0 else ""), label, *percent, *rest)
         table.add_section()
     return table
+
+
+def check_out(path: Path, force: bool = False) -> None:
+    """Refuse a file that could not be written, or that would be lost, before any work is done for it."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: --out takes the name of a file.")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists: choose another --out, or say --force.")
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
 
 
 def write_json(path: Path, content: Any) -> None:
