@@ -9,7 +9,9 @@ import typer
 
 
 def command(
-    out: Annotated[Path | None, typer.Option(help="Keep the runs and the results in this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the runs and the results in this folder; none: the results in runs/demo.")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 40,
 ) -> None:
     """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""

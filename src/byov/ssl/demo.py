@@ -47,23 +47,36 @@ def recipe(posterior: bool, epochs: int) -> Pretrain:
 def demo(out: Path | None = None, epochs: int = 40) -> None:
     """Pretrain both, probe both, print the tables; with a folder, keep everything there."""
     console, started = Console(), monotonic()
+    report = Path("runs/demo") if out is None else out
+    recipes = {"BYOL": recipe(False, epochs), "BYOV": recipe(True, epochs)}
+    claim(report, kept=out is not None)
     with tempfile.TemporaryDirectory() as scratch:
         folder = out if out is not None else Path(scratch)
         runs: dict[str, ProbedRun] = {}
-        for name, posterior in (("BYOL", False), ("BYOV", True)):
+        for name, settings in recipes.items():
             console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
-            start(recipe(posterior, epochs), folder / name.lower())
+            start(settings, folder / name.lower())
             runs[name] = probe_run(folder / name.lower(), samples=DRAWS, k=20, device="cpu")
         console.print(probe_table({name: run.result for name, run in runs.items()}))
         shifted = under_shift(runs)
         console.print(shift_table(shifted))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
         results["shift"] = {name: {"/".join(k): v for k, v in row.items()} for name, row in shifted.items()}
-        report = Path("runs/demo") if out is None else out
         write_json(report / "results.json", results)
         reliability_figure(runs, report / "reliability.png")
-    console.print(f"{report}/results.json and {report}/reliability.png hold this; {monotonic() - started:.0f} s.")
+    where = f"{report}/results.json and {report}/reliability.png"
+    console.print(f"{where} hold this; {monotonic() - started:.0f} s.", markup=False, soft_wrap=True)
     console.print("Next: byov pretrain --help, byov probe --help, byov evaluate --help")
+
+
+def claim(report: Path, kept: bool) -> None:
+    """Refuse a folder that holds runs, which the results would no longer be of, or any results that were `kept`."""
+    if report.exists() and not report.is_dir():
+        raise FileExistsError(f"{report} is a file, and the demo needs a folder.")
+    for name in ("byol", "byov", *(("results.json", "reliability.png") if kept else ())):
+        if (report / name).exists():
+            raise FileExistsError(f"{report} holds a demo already ({name}): choose another --out.")
+    report.mkdir(parents=True, exist_ok=True)
 
 
 def test_digits() -> tuple[Tensor, Tensor]:
@@ -102,7 +115,7 @@ def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], f
 def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
     """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
     title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)  # 80 columns, and not one more
     table.add_column("model", no_wrap=True)
     for shift in (*SHIFTS, "mean", "AUROC"):
         table.add_column(shift.removeprefix("gaussian_").replace("_and_", "/"), justify="right", no_wrap=True)
