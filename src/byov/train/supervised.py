@@ -198,16 +198,16 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
         loop.resume()
     finished = loop.fit()
     if fabric.is_global_zero:
-        Console(stderr=True).print(summary(loop, finished))
+        Console(stderr=True).print(summary(loop, finished), markup=False)
     return finished
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
     """The module of a run as its checkpoint left it, and its recipe."""
     state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
-    if not isinstance(state, dict) or state.get("recipe", {}).get("kind") != "train":
+    about = state.get("recipe") if isinstance(state, dict) else None
+    if not isinstance(about, dict) or about.get("kind") != "train":
         raise ValueError(f"{run} is not a run of byov train.")
-    about = state["recipe"]
     recipe = from_dict(Supervised, about["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
     channels, size = about["shape"]
