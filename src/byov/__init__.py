@@ -22,6 +22,7 @@ from byov.posterior import (
     output_layer,
 )
 from byov.prediction import Prediction, predict
+from byov.pruning import prune
 
 __version__ = "0.1.0"
 
@@ -55,4 +56,5 @@ __all__ = [
     "norm_layers",
     "output_layer",
     "predict",
+    "prune",
 ]

@@ -109,8 +109,9 @@ def _free_batchnorm(husk: nn.Module) -> None:
     """
     for module in husk.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.num_batches_tracked is None:
-            module._register_load_state_dict_pre_hook(_drop_count)
+            module.register_load_state_dict_pre_hook(_drop_count)
 
 
-def _drop_count(state: dict[str, Any], prefix: str, *_: Any) -> None:
-    state.pop(f"{prefix}num_batches_tracked", None)
+def _drop_count(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if module.num_batches_tracked is None:  # `BayesianModule.point` puts it back
+        state.pop(f"{prefix}num_batches_tracked", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -164,6 +165,19 @@ class BayesianModule(nn.Module):
         return list(self.net.named_parameters())
 
     # Saving
+
+    def point(self) -> nn.Module:
+        """The plain network at the posterior mean: a copy as it was before `bayesianize`, ties and all."""
+        net = copy.deepcopy(self.net)
+        modules = dict(net.named_modules(remove_duplicate=False))
+        for factor in self.factors:
+            mean = factor.at_mean()
+            restored = [(slot.names, nn.Parameter(mean[slot.name].detach().clone())) for slot in factor.layout.slots]
+            for names, tensor in [*restored, *(((name,), mean[name].detach().clone()) for name in factor.buffer_names)]:
+                for name in names:
+                    prefix, _, leaf = name.rpartition(".")
+                    setattr(modules[prefix], leaf, tensor)
+        return net
 
     def point_state_dict(self) -> dict[str, Tensor]:
         """The network at the posterior mean, under the network's own keys: it loads into the plain network."""
