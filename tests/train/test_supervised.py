@@ -1,0 +1,433 @@
+"""Training with labels: every family in every place learns, resumes to the bit and comes back as it was left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+from torch.func import functional_call
+
+from byov.cli import main
+from byov.data import load
+from byov.data.config import DataConfig
+from byov.posterior import BayesianModule
+from byov.train import checkpoint
+from byov.train.config import load_config
+from byov.train.supervised import Classifier, Supervised, build, restore, start
+
+FAMILIES = ("gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp")
+PLACES = ("all", "norm+output", "norm", "output")
+CPU = torch.device("cpu")
+RECIPES = Path(__file__).parents[2] / "recipes"
+SMALL = [  # 10 steps in an epoch, a few milliseconds each
+    f"model.name=python:{Path(__file__).stem}:network",
+    "posterior.beta_end=0.01",
+    "posterior.k=3",
+    "posterior.p=0.05",
+    "train.epochs=2",
+    "train.batch=128",
+    "train.lr=3e-2",
+    "train.warmup=0.5",
+    "train.log_every=1",
+    "train.accelerator=cpu",
+    "train.devices=1",
+]
+
+
+def network(classes: int) -> nn.Module:
+    """A norm with running statistics, an output layer, and biases."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, classes))
+
+
+def no_norm(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+def no_network(classes: int) -> str:
+    return f"{classes} classes"
+
+
+def recipe(*changes: str) -> Supervised:
+    return load_config(Supervised, None, [*SMALL, *changes])
+
+
+def state(run: Path) -> dict[str, Any]:
+    """All of a checkpoint that neither the clock nor a free setting decides."""
+    tree = checkpoint.load(run / "checkpoint.safetensors")
+    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position")}
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """The places where two trees are not equal to the bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return [] if one.dtype == other.dtype and torch.equal(one, other) else [where]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{where}/{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        return [
+            found
+            for i, pair in enumerate(zip(one, other, strict=True))
+            for found in differences(*pair, where=f"{where}/{i}")
+        ]
+    return [] if type(one) is type(other) and one == other else [where]
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """The test digits, standardised by hand with the training digits' moments, and their labels."""
+    train, test = load("digits", "train"), load("digits", "test")
+    pixels = train.images.double() / 255  # type: ignore[union-attr]
+    images = (test.images.double() / 255 - pixels.mean()) / pixels.std(correction=0)  # type: ignore[union-attr]
+    assert test.labels is not None
+    return images.float(), test.labels
+
+
+# Every family in every place
+
+
+@pytest.mark.parametrize(("family", "on"), [("none", "all"), *((f, on) for f in FAMILIES for on in PLACES)])
+def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family: str, on: str) -> None:
+    """In one piece, and stopped after its first step and taken up again; 10 % is chance."""
+    changes = (f"posterior.family={family}", f"posterior.on={on}")
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    assert start(recipe(*changes), whole)
+    assert not start(recipe(*changes, "train.minutes=1e-9"), pieces)
+    assert checkpoint.peek(pieces / "checkpoint.safetensors")["step"] == 1
+    assert start(recipe(*changes), pieces, resume=True)
+    assert differences(state(whole), state(pieces)) == []
+    lines = log(whole)
+    assert [line["loss"] for line in lines] == [line["loss"] for line in log(pieces)]
+    assert len(lines) == 20
+    losses = [line["cross_entropy"] for line in lines]
+    assert sum(losses[-3:]) < 0.6 * sum(losses[:3])
+
+    module, settings = restore(whole)
+    assert settings == recipe(*changes)
+    assert not module.training
+    assert differences(state(whole)["module"], dict(module.state_dict())) == []
+    net = module.net
+    assert isinstance(net, BayesianModule) == (family != "none")
+    if isinstance(net, BayesianModule):
+        of = {"1": "linear", "2": "norm", "4": "output"}
+        wanted = {"linear", "norm", "output"} if on == "all" else set(on.split("+"))
+        assert {of[name.partition(".")[0]] for name in net.covered()} == wanted
+        assert len(net.factors) == 1  # two rules, one family, one draw
+    images, labels = digits()
+    with torch.no_grad():
+        logits = net(images)
+        assert (logits.argmax(1) == labels).float().mean() > 0.7
+        # A plain network with the checkpoint's means predicts the same.
+        plain = network(10)
+        plain.load_state_dict(net.point_state_dict() if isinstance(net, BayesianModule) else net.state_dict())
+        torch.testing.assert_close(plain.eval()(images), logits, rtol=1e-4, atol=1e-4)
+        assert torch.equal(restore(whole / "checkpoint.safetensors")[0].net(images), logits)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "emp"])
+def test_the_recipe_of_the_repository_is_trained_well(tmp_path: Path, family: str) -> None:
+    short = [
+        "train.epochs=4",
+        "train.warmup=1",
+        "train.accelerator=cpu",
+        "train.devices=1",
+        f"posterior.family={family}",
+    ]
+    assert start(load_config(Supervised, RECIPES / "digits_train.toml", short), tmp_path)
+    images, labels = digits()
+    with torch.no_grad():
+        assert (restore(tmp_path)[0].net(images).argmax(1) == labels).float().mean() > 0.9
+
+
+# The objective
+
+
+def kl_by_hand(family: str, net: BayesianModule, prior_std: float) -> Tensor:
+    """From torch.distributions for the Gaussian, from the paper's equation (6) for the mixtures."""
+    roles = net.factors[0].roles
+    if family == "gaussian":
+        q = Normal(roles["mean"].double(), (0.5 * roles["log_var"].double()).exp())
+        return kl_divergence(q, Normal(0.0, prior_std)).sum()
+    if family in ("dropout", "dropconnect"):
+        means, p = net.mean(), 0.05
+        weights = sum((means[name].double() ** 2).sum() for name in means if name.endswith("weight"))
+        biases = sum((means[name].double() ** 2).sum() for name in means if name.endswith("bias"))
+        return (weights / (1 - p) + biases) / (2 * prior_std**2)
+    return (roles["components"].double() ** 2).sum(1).mean() / (2 * prior_std**2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_cross_entropy_and_beta_kl_over_n(family: str) -> None:
+    data = load("digits", "train")
+    linear = f"model.name=python:{Path(__file__).stem}:no_norm"
+    settings = recipe(f"posterior.family={family}", "posterior.prior_std=0.5", "posterior.sigma=0.01", linear)
+    module = build(settings, data, 10, 1, CPU).train()
+    net = module.net
+    assert isinstance(net, BayesianModule)
+    with torch.no_grad():  # away from the start, where an EMP's components are one
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    images, labels = data.images[:50], data.labels[:50]  # type: ignore[union-attr, index]
+    noise, weight = net.noise(torch.Generator().manual_seed(1)), torch.tensor(0.3)
+    with net.draw(noise=noise):
+        step = module(images, labels, torch.rand(50, 3), weight)
+        again = module(images, labels, torch.rand(50, 3), weight)
+    assert torch.equal(step.loss, again.loss)  # nothing else is random without augmentation
+    pixels = data.images.double() / 255  # type: ignore[union-attr]
+    inputs = ((images.double() / 255 - pixels.mean()) / pixels.std(correction=0)).float()
+    logits = functional_call(no_norm(10), net.tensors(noise), inputs)
+    log_probabilities = logits - logits.exp().sum(1, keepdim=True).log()
+    cross_entropy = -log_probabilities[torch.arange(50), labels].mean()
+    kl = kl_by_hand(family, net, 0.5) / 1347
+    torch.testing.assert_close(step.cross_entropy, cross_entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(step.kl, kl.float(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(step.loss, (cross_entropy + 0.3 * kl).float(), rtol=1e-4, atol=1e-5)
+    assert float(step.accuracy) == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+    assert step.loss.requires_grad
+    with net.draw(torch.Generator().manual_seed(2)):
+        assert not torch.equal(module(images, labels, torch.rand(50, 3), weight).loss, step.loss)
+
+
+def test_the_kl_pulls_at_the_weights() -> None:
+    """The gradient of β·KL/N alone is β·μ/(N s²) on the means, beside that of the cross-entropy."""
+    data = load("digits", "train")
+    module = build(recipe("posterior.kl_scale=10", "posterior.prior_std=2.0"), data, 10, 1, CPU).train()
+    assert isinstance(module.net, BayesianModule)
+    mean = module.net.factors[0].roles["mean"]
+    noise = module.net.noise(torch.Generator().manual_seed(0))
+    gradients = []
+    for weight in (0.0, 0.5):
+        with module.net.draw(noise=noise):
+            step = module(data.images[:30], data.labels[:30], torch.rand(30, 3), torch.tensor(weight))  # type: ignore[union-attr, index]
+        gradients.append(torch.autograd.grad(step.loss, mean)[0])
+    torch.testing.assert_close(gradients[1] - gradients[0], 0.5 * mean.detach() / (10 * 4), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("cosine", lambda t: 0.1 + 0.4 * (1 - cos(pi * t)) / 2), ("linear", lambda t: 0.1 + 0.4 * t), ("constant", 0.5)],
+)
+def test_beta_follows_its_schedule(tmp_path: Path, schedule: str, expected: Callable[[float], float] | float) -> None:
+    betas = ("posterior.beta_start=0.1", "posterior.beta_end=0.5", f"posterior.beta_schedule={schedule}")
+    start(recipe(*betas, "train.epochs=1"), tmp_path)
+    lines = log(tmp_path)
+    assert len(lines) == 10
+    found = [(line["loss"] - line["cross_entropy"]) / line["kl"] for line in lines]
+    wanted = [expected(k / 10) if callable(expected) else expected for k in range(10)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scale", "on", "number"),
+    [
+        ("dataset", "all", 1347),
+        ("none", "all", 1),
+        ("12.5", "all", 12.5),
+        ("parameters", "all", 64 * 32 + 32 + 2 * 32 + 32 * 10 + 10),
+        ("parameters", "norm", 2 * 32),
+        ("parameters", "norm+output", 2 * 32 + 32 * 10 + 10),
+    ],
+)
+def test_kl_scale_is_what_it_says_and_is_written_down(tmp_path: Path, scale: str, on: str, number: float) -> None:
+    settings = recipe(f"posterior.kl_scale={scale}", f"posterior.on={on}", "train.minutes=1e-9")
+    start(settings, tmp_path)
+    about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
+    module, _ = restore(tmp_path)
+    assert about["kl_scale"] == module.kl_scale == number
+    assert about["data"]["images"] == 1347
+    torch.manual_seed(settings.train.seed)
+    before = build(settings, load("digits", "train"), 10, 1, CPU).net
+    assert isinstance(before, BayesianModule)
+    assert log(tmp_path)[0]["kl"] == pytest.approx(before.kl().item() / number, rel=1e-5)
+
+
+def test_an_ensemble_starts_from_different_networks_and_patches_from_one() -> None:
+    data = load("digits", "train")
+    for family, different in (("ensemble", True), ("emp", False), ("ecmp", False)):
+        net = build(recipe(f"posterior.family={family}"), data, 10, 1, CPU).net
+        assert isinstance(net, BayesianModule)
+        components = net.factors[0].layout.split(net.factors[0].roles["components"].detach())
+        for name in ("1.weight", "1.bias", "4.weight", "4.bias"):
+            first, *others = components[name]
+            assert len(others) == 2
+            assert [torch.equal(first, other) for other in others] == [not different] * 2
+            assert torch.equal(others[0], others[1]) is not different
+            # All are drawn as nn.Linear draws: U(−1/√in, 1/√in), of standard deviation 1/√(3·in).
+            bound = (64 if name.startswith("1") else 32) ** -0.5
+            assert all(float(part.abs().max()) <= bound for part in components[name])
+        assert float(components["1.weight"].std()) == pytest.approx((3 * 64) ** -0.5, rel=0.05)
+
+
+def test_an_ensemble_keeps_the_statistics_of_each_network(tmp_path: Path) -> None:
+    start(recipe("posterior.family=ensemble", "train.epochs=1"), tmp_path)
+    module = state(tmp_path)["module"]
+    counts = module["net.q.0.2/num_batches_tracked"]
+    assert counts.tolist() != [10] * 3
+    assert int(counts.sum()) == 10  # each batch went to one network
+    means = module["net.q.0.2/running_mean"]
+    assert not torch.equal(means[0], means[1])
+
+
+# The images
+
+
+def test_augmentation_is_asked_for(tmp_path: Path) -> None:
+    data = load("digits", "train")
+    uniforms = torch.tensor([[0.0, 0.99, 0.1]])
+    for augment, same in (("none", True), ("crop-flip", False)):
+        module = build(recipe(f"augment={augment}"), data, 10, 1, CPU)
+        module.augment.draw(1)
+        shown = module.augment.render(data.images[:1], uniforms)  # type: ignore[union-attr]
+        pixels = data.images.double() / 255  # type: ignore[union-attr]
+        plain = (data.images[:1].double() / 255 - pixels.mean()) / pixels.std(correction=0)  # type: ignore[union-attr]
+        assert torch.allclose(shown, plain.float(), atol=1e-5) is same
+    start(recipe("augment=crop-flip", "posterior.family=none", "train.minutes=1e-9"), tmp_path)
+    assert restore(tmp_path)[0].augment.padding == 4
+
+
+def test_the_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
+    start(recipe("data.holdout=0.5", "data.holdout_seed=3", "train.minutes=1e-9"), tmp_path)
+    about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
+    config = DataConfig(holdout=0.5, holdout_seed=3)
+    kept, held, whole = config.load(), config.load("holdout"), load("digits", "train")
+    assert about["data"]["digest"] == kept.digest
+    assert about["data"]["images"] == about["kl_scale"] == len(kept)
+    assert len(kept) + len(held) == len(whole)
+
+    def rows(data: Any) -> list[bytes]:
+        return [image.numpy().tobytes() for image in data.images]
+
+    assert sorted(rows(kept) + rows(held)) == sorted(rows(whole))
+    assert not set(rows(kept)) & set(rows(held))
+    assert len(config.load("test")) == len(load("digits", "test"))
+    with pytest.raises(ValueError, match=r"Nothing is held out: set data\.holdout"):
+        DataConfig().load("holdout")
+
+
+def test_a_folder_of_pictures_is_trained_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for kind, shade in (("dark", 40), ("light", 200)):
+        (tmp_path / "pictures" / "train" / kind).mkdir(parents=True)
+        for i in range(16):
+            pixels = (shade + rng.integers(-30, 30, (8, 8))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / "train" / kind / f"{i}.png")
+    where = [f"data.name=folder:{tmp_path / 'pictures'}", "data.image_size=8", "data.channels=1"]
+    start(recipe(*where, "train.batch=16", "train.epochs=10", "train.workers=0"), tmp_path / "run")
+    assert checkpoint.peek(tmp_path / "run" / "checkpoint.safetensors")["recipe"]["class_names"] == ["dark", "light"]
+    assert log(tmp_path / "run")[-1]["accuracy"] == 1.0
+
+
+# Runs that are not restored, and bad input
+
+
+@pytest.mark.parametrize("content", [{"recipe": {"kind": "pretrain"}}, {"recipe": "none"}, {}, [1, 2]])
+def test_something_else_is_not_restored(tmp_path: Path, content: Any) -> None:
+    checkpoint.save(tmp_path / "checkpoint.safetensors", content)
+    with pytest.raises(ValueError, match="is not a run of byov train"):
+        restore(tmp_path)
+
+
+def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> None:
+    start(recipe("model.name=vit-nano/4", "train.minutes=1e-9"), tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    tree = checkpoint.load(path)
+    tree["recipe"]["config"]["model"]["pretrained"] = True
+    checkpoint.save(path, tree)
+    module, settings = restore(tmp_path)
+    assert settings.model.pretrained
+    assert isinstance(module, Classifier)
+    assert differences(tree["module"], dict(module.state_dict())) == []
+
+
+def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:
+    sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
+    return ["train", "--run", str(run), *sets, *(["--resume"] if resume else [])]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["byov", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_bad_input_ends_in_a_sentence_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, here = tmp_path / "run", Path(__file__).stem
+    np.savez(tmp_path / "bare.npz", train_images=np.zeros((150, 8, 8), np.uint8))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "odd.toml").write_text("[posterior]\nfamilie = 'emp'\n")
+    cases: list[tuple[list[str], str]] = [
+        (arguments(run, "posterior.family=gausian"), "posterior.family is 'none' or 'gaussian'"),
+        (arguments(run, "posterior.on=everywhere"), "posterior.on is 'all' or 'norm+output'"),
+        (arguments(run, "posterior.sigm=1"), "posterior.sigm"),
+        (arguments(run, "posterior.beta_end=-0.1"), "posterior.beta_start and posterior.beta_end are at least 0"),
+        (arguments(run, "posterior.beta_start=-1"), "posterior.beta_start and posterior.beta_end are at least 0"),
+        (arguments(run, "posterior.kl_scale=0"), "kl_scale must be above 0, not 0.0"),
+        (arguments(run, "posterior.kl_scale=images"), "posterior.kl_scale is"),
+        (arguments(run, "posterior.k=1", "posterior.family=emp"), "needs at least 2 components"),
+        (arguments(run, "posterior.p=1", "posterior.family=dropout"), "needs a probability of dropping in [0, 1)"),
+        (arguments(run, "posterior.prior_std=0"), "0"),
+        (arguments(run, "posterior.on=norm", f"model.name=python:{here}:no_norm"), "No parameter matches the rule"),
+        (arguments(run, f"model.name=python:{here}:no_network"), "gives str, not a torch.nn.Module"),
+        (arguments(run, f"data.name=npz:{tmp_path / 'bare.npz'}"), "has no labels: pretrain on it instead"),
+        (arguments(run, "data.name=cifar10", f"data.root={tmp_path}"), "cifar10 is not in"),
+        (arguments(run, resume=True), "There is no checkpoint in"),
+        (arguments(tmp_path / "file"), "is a file, and a run needs a folder"),
+        (arguments(tmp_path / "file" / "run"), "Not a directory"),
+        (["train", str(tmp_path / "none.toml"), "--run", str(run)], "There is no recipe at"),
+        (["train", str(tmp_path / "odd.toml"), "--run", str(run)], "posterior.familie"),
+    ]
+    for words, sentence in cases:
+        assert call(monkeypatch, *words) == 2, words
+        error = capsys.readouterr().err
+        assert sentence in error, error
+        assert error.startswith("byov: ")
+        assert error.count("\n") == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.npz", "file", "odd.toml"]
+
+
+def test_a_run_is_trained_and_evaluated_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "a [run]", tmp_path / "results.json"
+    changes = ("posterior.family=emp", "posterior.on=norm+output")
+    assert call(monkeypatch, *arguments(run, *changes)) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "finished" in shown
+    assert "[run]" in shown.replace(" ", "")
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words, sentence in (
+        (arguments(run, *changes), "[run] holds a run already: go on with --resume"),
+        (arguments(run, *changes, "posterior.k=4", resume=True), "was started with posterior.k = 3, not 4"),
+    ):
+        assert call(monkeypatch, *words) == 2
+        assert sentence in capsys.readouterr().err
+        assert files == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    words = ["evaluate", str(run), "--samples", "3", "--device", "cpu", "--out", str(out)]
+    assert call(monkeypatch, *words) == 0
+    saved = json.loads(out.read_text())
+    assert saved["protocol"]["data"]["name"] == "digits"  # the run says on what
+    assert saved["protocol"]["model"]["kind"] == "train"
+    assert saved["protocol"]["model"]["posterior"]
+    row = saved["rows"][0]
+    images, labels = digits()
+    with torch.no_grad():
+        net = restore(run)[0].net
+        at_mean = float((net(images).argmax(1) == labels).float().mean())
+    assert row["at_mean"]["top1"] == pytest.approx(at_mean, abs=1e-6)
+    assert row["under_draws"]["top1"] > 0.7
