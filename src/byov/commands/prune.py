@@ -69,11 +69,12 @@ def _pruned(file: Path, sparsity: float, by: Any, scope: Any) -> tuple[nn.Module
 def _show(net: nn.Module, title: str, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from byov.pruning import layers
 
     rows = layers(net)
-    table = Table(title=title)
+    table = Table(title=Text(title))
     table.add_column("layer", overflow="fold")
     for heading in ("weights", "kept", "zeros", "sparsity"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -81,7 +82,7 @@ def _show(net: nn.Module, title: str, out: Path) -> None:
     for name, of, gone in [*rows, ("all of these", weights, zeros)]:
         if name == "all of these":
             table.add_section()
-        table.add_row(name, f"{of:,}", f"{of - gone:,}", f"{gone:,}", f"{100 * gone / max(of, 1):.1f} %")
+        table.add_row(Text(name), f"{of:,}", f"{of - gone:,}", f"{gone:,}", f"{100 * gone / max(of, 1):.1f} %")
     console = Console()
     console.print(table)
     masks = {f"{row.name}_mask" for row in rows}
