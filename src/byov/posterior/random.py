@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
 
 import torch
 from torch import Generator, Tensor
+
+BLOCK = 1 << 19
+"""Elements that one stream of noise fills on a CPU."""
 
 
 def _place(like: Tensor, generator: Generator | None) -> torch.device:
@@ -13,9 +18,29 @@ def _place(like: Tensor, generator: Generator | None) -> torch.device:
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Standard normal noise in the dtype of `like`."""
-    eps = torch.randn(shape, generator=generator, device=_place(like, generator), dtype=like.dtype)
+    """Standard normal noise in the dtype of `like`.
+
+    torch draws on one core of a CPU. Noise for millions of weights is therefore cut into blocks with streams of their
+    own, whose seeds the generator draws, and filled on all cores: the same numbers on any number of them.
+    """
+    place, count = _place(like, generator), prod(shape)
+    if place.type != "cpu" or count <= 2 * BLOCK or torch.compiler.is_compiling():
+        return torch.randn(shape, generator=generator, device=place, dtype=like.dtype).to(like.device)
+    eps = torch.empty(shape, dtype=like.dtype)
+    blocks = eps.view(-1).split(BLOCK)
+    seeds = torch.randint(1 << 62, (len(blocks),), generator=generator).tolist()
+    if torch.get_num_threads() == 1:
+        for block, seed in zip(blocks, seeds, strict=True):
+            _fill(block, seed)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(_fill, blocks, seeds))
     return eps.to(like.device)
+
+
+def _fill(block: Tensor, seed: int) -> None:
+    with torch.no_grad():  # which mode is on is a thread's own affair
+        block.normal_(generator=Generator().manual_seed(seed))
 
 
 def uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:

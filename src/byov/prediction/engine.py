@@ -276,7 +276,8 @@ class _Runner:
             raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
         if out.shape[:1] != (size_of(self.x),):
             raise ValueError(f"The network returns a tensor of shape {tuple(out.shape)} for {size_of(self.x)} inputs.")
-        return out.softmax(1) if self.task == "classification" else out
+        # A copy: the next draw may take the memory of this one.
+        return out.softmax(1) if self.task == "classification" else out.clone()
 
 
 def _now(device: torch.device) -> float:

@@ -1,7 +1,7 @@
 """The large tensors of a draw take the memory of the draw before.
 
 On CPU a fresh tensor above 32 MiB is memory that the system has to map and clear, page by page. For eleven million
-weights that is a third of the time of `torch.randn`, and two thirds of that of θ = μ + σ·ε.
+weights that is a third of the time that the noise takes, and two thirds of that of θ = μ + σ·ε.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 LARGE = 1 << 18
 """Elements from which it is worth it."""
 
-_FUNCTIONS = (torch.randn, torch.rand, torch.addcmul)
+_FUNCTIONS = (torch.empty, torch.randn, torch.rand, torch.addcmul)
 
 
 class Recycle(TorchFunctionMode):
