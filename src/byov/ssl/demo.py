@@ -115,7 +115,7 @@ def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], f
 def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
     """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
     title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)  # 80 columns, and not one more
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))  # fits 80 columns
     table.add_column("model", no_wrap=True)
     for shift in (*SHIFTS, "mean", "AUROC"):
         table.add_column(shift.removeprefix("gaussian_").replace("_and_", "/"), justify="right", no_wrap=True)
