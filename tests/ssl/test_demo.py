@@ -1,0 +1,166 @@
+"""The demo: both runs, both tables, the picture; nothing lost, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from byov.cli import main
+from byov.data import load
+from byov.data.augmentations import augment
+from byov.metrics.functional import calibration_error
+from byov.ssl import demo as module
+from byov.ssl.demo import SHIFTS, demo, readings, recipe, shift_table, under_shift
+from byov.ssl.pretrain import Pretrain, restore, start
+from byov.ssl.runs import probe_run
+from byov.train.config import load_config
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["byov", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_demo_keeps_what_it_shows_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "DRAWS", 2)  # 30 to read under, and 8 to fit under, take most of its time
+    monkeypatch.setattr(module, "probe_run", partial(probe_run, fit_samples=1))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "a" / "demo [1]"
+    demo(out, epochs=2)
+    shown = capsys.readouterr().out
+    for words in ("BYOL", "BYOV, draws", "linear, draws", "kNN, μ", "AUROC", f"{out}/results.json"):
+        assert words in shown, words
+    results = json.loads((out / "results.json").read_text())
+    assert set(results) == {"BYOL", "BYOV", "shift"}
+    assert set(results["shift"]) == {"BYOL, μ", "BYOV, μ", "BYOV, draws"}  # BYOL has no posterior to draw from
+    for row in results["shift"].values():
+        assert set(row) == {f"{shift}/{what}" for shift in SHIFTS for what in ("ece", "auroc")}
+        assert all(0 <= value <= 1 for value in row.values())
+    for name in ("BYOL", "BYOV"):
+        _, settings = restore(out / name.lower())
+        assert settings == recipe(name == "BYOV", 2)
+        scores = results[name]["scores"]
+        assert ("linear_draws/ece" in scores) == (name == "BYOV")
+        assert scores["linear/top1"] > 0.9  # a linear reading of random convolutions is there already
+        assert f"{100 * scores['linear/top1']:.2f}" in shown
+        assert results[name]["protocol"]["test"]["images"] == 450
+        assert results[name]["protocol"]["settings"]["k"] == 20
+    with Image.open(out / "reliability.png") as picture:
+        assert picture.size == (1350, 675)
+
+    before = files(out)
+    capsys.readouterr()
+    assert call(monkeypatch, "demo", "--out", str(out), "--epochs", "1") == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"byov: {out} holds a demo already (byol): choose another --out.\n"
+    assert printed.out == ""
+    assert files(out) == before
+
+
+def test_without_a_folder_only_the_results_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the folder of temporary files in sight; stopped halfway too."""
+    scratch, here = tmp_path / "scratch", tmp_path / "here"
+    scratch.mkdir()
+    here.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(module, "DRAWS", 2)
+    seen: list[Path] = []
+
+    def stops(run: Path, **options: object) -> None:
+        seen.append(run)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "probe_run", stops)
+        with pytest.raises(KeyboardInterrupt):
+            demo(epochs=1)
+    assert seen[0].is_relative_to(scratch)
+    assert list(scratch.iterdir()) == []
+    assert files(here) == {}
+
+
+def test_kept_runs_and_files_are_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "results.json").write_text("mine")
+    (tmp_path / "runs" / "demo" / "byov").mkdir(parents=True)  # from byov demo --out runs/demo
+    before = files(tmp_path)
+    for words, sentence in (
+        (["--out", "file"], "file is a file, and the demo needs a folder."),
+        (["--out", "file/below"], "file/below: Not a directory."),
+        (["--out", "mine"], "mine holds a demo already (results.json): choose another --out."),
+        ([], "runs/demo holds a demo already (byov): choose another --out."),
+        (["--out", "new", "--epochs", "0"], "train.epochs is at least 1, not 0."),
+    ):
+        assert call(monkeypatch, "demo", *words) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == ("", f"byov: {sentence}\n")
+        assert files(tmp_path) == before
+        assert not (tmp_path / "new").exists()
+
+
+def test_the_recipes_are_those_of_the_repository() -> None:
+    """A reader who goes on with recipes/ trains what the demo trained."""
+    for name, posterior in (("byov", True), ("byol", False)):
+        assert recipe(posterior, 40) == load_config(Pretrain, RECIPES / f"digits_{name}.toml")
+    assert recipe(True, 1).train.warmup == 1
+
+
+def test_the_table_of_shifts_fits_a_terminal_and_says_what_was_measured(tmp_path: Path) -> None:
+    """Each number again from the run's own probe; a terminal has 80 columns."""
+    start(recipe(True, 1), tmp_path / "byov")
+    run = probe_run(tmp_path / "byov", samples=0, fit_samples=1, k=20, device="cpu")
+    test = load("digits", "test")
+    clean, labels = test.images.float() / 255, test.labels  # type: ignore[union-attr]
+    assert set(readings(run, clean)) == {"μ"}  # no head was fitted to be read under draws
+    rows = under_shift({"BYOV": run})
+    moved = augment(clean, "rotation", 4, torch.Generator().manual_seed(0))
+    probabilities = run.result.probe.predict(moved).mean
+    assert rows["BYOV, μ"]["rotation", "ece"] == pytest.approx(
+        float(calibration_error(probabilities, labels)), abs=1e-6
+    )
+    rows["BYOV, draws"] = dict.fromkeys(rows["BYOV, μ"], 1.0)  # the widest that can be
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(shift_table(rows))
+    text = capture.get()
+    assert "…" not in text
+    assert text.count("100.0") == len(SHIFTS) + 1
+    eces = [rows["BYOV, μ"][shift, "ece"] for shift in SHIFTS]
+    assert f"{100 * sum(eces) / len(eces):.1f}" in text
+    assert f"{sum(rows['BYOV, μ'][shift, 'auroc'] for shift in SHIFTS) / len(SHIFTS):.3f}" in text
+
+
+@pytest.mark.slow
+def test_twice_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are the demo's own, so a second one renews them; the same seed, the same numbers."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(2):
+        assert call(monkeypatch, "demo", "--epochs", "2") == 0
+        assert set(files(tmp_path)) == {Path("runs/demo/results.json"), Path("runs/demo/reliability.png")}
+        results = json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())
+        found.append((results["shift"], results["BYOL"]["scores"], results["BYOV"]["scores"]))
+    assert found[0] == found[1]
