@@ -44,7 +44,7 @@ def test_the_demo_keeps_what_it_shows_and_loses_nothing(
     monkeypatch.setattr(module, "probe_run", partial(probe_run, fit_samples=1))
     monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "a" / "demo [1]"
-    demo(out, epochs=2)
+    demo(out, epochs=1)
     shown = capsys.readouterr().out
     for words in ("BYOL", "BYOV, draws", "linear, draws", "kNN, μ", "AUROC", f"{out}/results.json"):
         assert words in shown, words
@@ -56,7 +56,7 @@ def test_the_demo_keeps_what_it_shows_and_loses_nothing(
         assert all(0 <= value <= 1 for value in row.values())
     for name in ("BYOL", "BYOV"):
         _, settings = restore(out / name.lower())
-        assert settings == recipe(name == "BYOV", 2)
+        assert settings == recipe(name == "BYOV", 1)
         scores = results[name]["scores"]
         assert ("linear_draws/ece" in scores) == (name == "BYOV")
         assert scores["linear/top1"] > 0.9  # a linear reading of random convolutions is there already

@@ -242,7 +242,7 @@ def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> No
 
 def test_something_else_is_not_restored(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "checkpoint.safetensors", {"recipe": {"kind": "train"}})
-    with pytest.raises(ValueError, match="is not a pretraining run"):
+    with pytest.raises(ValueError, match="is not a run of byov pretrain"):
         restore(tmp_path)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from math import cos, pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -55,6 +57,14 @@ def no_norm(classes: int) -> nn.Module:
 
 def no_network(classes: int) -> str:
     return f"{classes} classes"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_digits_once() -> Iterator[None]:
+    """scikit-learn parses its file at every call, which would be a third of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        yield
 
 
 def recipe(*changes: str) -> Supervised:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
     from byov.data import ImageSet
@@ -69,6 +68,7 @@ def command(
 
     Example: byov evaluate runs/byov --data digits --shift corruptions --out results.json
     """
+    from byov.device import choose_device
     from byov.evaluation.images import labelled, parse_severities, shifts_for, strength_note
     from byov.evaluation.results import Results, read_baseline
     from byov.evaluation.scores import conventions
@@ -79,7 +79,7 @@ def command(
     check_whole(bins, "bins")
     if out.is_dir():
         raise ValueError(f"{out} is a folder: --out takes the name of a file.")
-    place = _device(device)
+    place = choose_device(device)
     reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place)  # type: ignore[arg-type]
     found = subject(model, reading)
     name = data or found.data
@@ -114,20 +114,6 @@ def command(
     results = Results(out, protocol, force=not resume)
     _run(found, images, train, shifts, results, reading, other)
     _show(results, out, left_out, baseline)
-
-
-def _device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(name)
-        torch.zeros(1, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"There is no device {name!r} here.") from error
-    return place
 
 
 def _made_of(found: Subject, model: str, images: ImageSet, split: str, train: ImageSet | None) -> dict[str, Any]:

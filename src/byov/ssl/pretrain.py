@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
+from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import entry
-from byov.posterior import beta, kl_scale
-from byov.posterior.objective import Schedule
+from byov.posterior import kl_scale
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
-from byov.train import checkpoint
-from byov.train.config import from_dict, to_dict
-from byov.train.loop import Loop, Place, TrainConfig, make_fabric
-from byov.train.run import claim, summary
+from byov.train.config import from_dict
+from byov.train.loop import Place, TrainConfig
+from byov.train.objective import ObjectiveConfig
+from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
 from byov.train.sync_batchnorm import synchronise
 
@@ -40,23 +39,13 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True)
-class GaussianConfig:
+class GaussianConfig(ObjectiveConfig):
     """What is Bayesian, and how much; a recipe's [posterior]. family = "none" is BYOL."""
 
     family: Literal["none", "gaussian"] = "gaussian"
     log_var: float = -10.0
     coverage: Coverage = "all"
     prior: PriorName = "normal"
-    prior_std: float = 1.0
-    beta_start: float = 0.0
-    beta_end: float = 1.0
-    beta_schedule: Schedule = "cosine"
-    kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
-    shared_draw: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.beta_start, self.beta_end) < 0:
-            raise ValueError("posterior.beta_start and posterior.beta_end are at least 0.")
 
 
 @dataclass(frozen=True)
@@ -97,9 +86,7 @@ class PretrainTask:
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         # Drawn for the whole global batch, then shared out as the images are: any number of processes sees the same.
         drawn = self.views.draw(len(batch.images) * place.world, generator, place.device)
-        posterior = self.recipe.posterior
-        weight = beta(place.step, place.total, posterior.beta_end, posterior.beta_start, posterior.beta_schedule)
-        return batch.images, drawn[:, place.rank :: place.world], torch.tensor(weight, device=place.device)
+        return batch.images, drawn[:, place.rank :: place.world], self.recipe.posterior.beta(place)
 
     def after(self, step: int, total: int) -> None:
         self.module.update_teacher(step, total)
@@ -132,42 +119,20 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     )
 
 
-def resolved(recipe: Pretrain, module: BYOL, data: ImageSet | FolderSet) -> dict[str, Any]:
-    """What a checkpoint should say beyond the recipe: the numbers that were derived from the data."""
-    return {
-        "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
-        "shape": [data.channels, data.image_size],
-        "kl_scale": getattr(module, "kl_scale", None),
-        "tau_base": module.tau_base,
-    }
-
-
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
-    from_checkpoint = claim(run, recipe, resume)
-    fabric = make_fabric(recipe.train)
-    torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
-    data = recipe.data.load()
-    task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
-    about = {"kind": "pretrain", "config": to_dict(recipe), **resolved(recipe, task.module, data)}
-    loop = Loop(fabric, task, recipe.train, run, about)
-    if from_checkpoint:
-        loop.resume()
-    finished = loop.fit()
-    if fabric.is_global_zero:
-        Console(stderr=True).print(summary(loop, finished))
-    return finished
+
+    def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
+        task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
+        return task, {"kl_scale": getattr(task.module, "kl_scale", None), "tau_base": task.module.tau_base}
+
+    return execute("pretrain", recipe, run, resume, make)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretrain]:
     """The module of a run as its checkpoint left it, and its recipe."""
-    state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
-    if not isinstance(state, dict) or state.get("recipe", {}).get("kind") != "pretrain":
-        raise ValueError(f"{run} is not a pretraining run.")
-    about = state["recipe"]
-    recipe = from_dict(Pretrain, about["config"])
-    channels, size = about["shape"]
-    like = Like(channels, size, tuple(about["data"]["mean"]), tuple(about["data"]["std"]), about["data"]["images"])
+    state, like = reopen(run, "pretrain")
+    recipe = from_dict(Pretrain, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
     module = build(bare, like, 1, torch.device(device))
     module.load_state_dict(state["module"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from byov.data import FolderSet
+from byov.device import choose_device
 from byov.ssl.byol import BYOL
 from byov.ssl.pretrain import Pretrain, restore
 from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe
@@ -22,18 +23,6 @@ class ProbedRun:
     recipe: Pretrain
     result: ProbeResult
     protocol: dict[str, Any]
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(name)
-        torch.zeros(1, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"There is no device {name!r} here.") from error
-    return place
 
 
 def probe_run(

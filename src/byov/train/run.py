@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.fabric import Fabric
+from rich.console import Console
+
+from byov.data import FolderSet, ImageSet
+from byov.data.config import Like
 from byov.train import checkpoint
 from byov.train.config import to_dict
-from byov.train.loop import Loop
+from byov.train.loop import Loop, Task, make_fabric
 
 FREE = {"train.minutes", "train.save_minutes", "train.log_every", "train.workers", "data.root", "data.download"}
 """What may differ when a run is taken up again: it changes nothing of the result."""
@@ -36,6 +43,48 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def execute(
+    kind: str,
+    recipe: Any,
+    run: Path,
+    resume: bool,
+    make: Callable[[ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
+) -> bool:
+    """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
+
+    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data.
+    """
+    from_checkpoint = claim(run, recipe, resume)
+    fabric = make_fabric(recipe.train)
+    torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
+    data = recipe.data.load()
+    task, more = make(data, fabric)
+    about = {
+        "kind": kind,
+        "config": to_dict(recipe),
+        "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
+        "shape": [data.channels, data.image_size],
+        **more,
+    }
+    loop = Loop(fabric, task, recipe.train, run, about)
+    if from_checkpoint:
+        loop.resume()
+    finished = loop.fit()
+    if fabric.is_global_zero:
+        Console(stderr=True).print(summary(loop, finished), markup=False, highlight=False)  # a path may hold brackets
+    return finished
+
+
+def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
+    """The checkpoint of a run of that kind, and what its images are like."""
+    state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
+    about = state.get("recipe") if isinstance(state, dict) else None
+    if not isinstance(about, dict) or about.get("kind") != kind:
+        raise ValueError(f"{run} is not a run of byov {kind}.")
+    (channels, size), data = about["shape"], about["data"]
+    return state, Like(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
 
 
 def summary(loop: Loop, finished: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
+from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
@@ -26,17 +26,15 @@ from byov.posterior import (
     Gaussian,
     Normal,
     bayesianize,
-    beta,
     kl_scale,
     norm_layers,
     output_layer,
 )
-from byov.posterior.objective import Schedule
 from byov.posterior.select import Rules
-from byov.train import checkpoint
-from byov.train.config import from_dict, to_dict
-from byov.train.loop import Loop, Place, TrainConfig, make_fabric
-from byov.train.run import claim, summary
+from byov.train.config import from_dict
+from byov.train.loop import Place, TrainConfig
+from byov.train.objective import ObjectiveConfig
+from byov.train.run import execute, reopen
 from byov.train.sync_batchnorm import synchronise
 
 
@@ -50,7 +48,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class FamilyConfig:
+class FamilyConfig(ObjectiveConfig):
     """What is random, and how much; a recipe's [posterior]."""
 
     family: Literal["none", "gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"] = "gaussian"
@@ -59,16 +57,6 @@ class FamilyConfig:
     p: float = 0.005
     k: int = 5
     sigma: float = 0.0
-    prior_std: float = 1.0
-    beta_start: float = 0.0
-    beta_end: float = 1.0
-    beta_schedule: Schedule = "cosine"
-    kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
-    shared_draw: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.beta_start, self.beta_end) < 0:
-            raise ValueError("posterior.beta_start and posterior.beta_end are at least 0.")
 
     def rules(self) -> Rules | None:
         """The rules for `bayesianize`; None for a network without a posterior."""
@@ -146,9 +134,7 @@ class SupervisedTask:
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
         drawn = self._module.augment.draw(len(batch.images) * place.world, generator, place.device)
-        posterior = self.recipe.posterior
-        weight = beta(place.step, place.total, posterior.beta_end, posterior.beta_start, posterior.beta_schedule)
-        return batch.images, batch.labels, drawn[place.rank :: place.world], torch.tensor(weight, device=place.device)
+        return batch.images, batch.labels, drawn[place.rank :: place.world], self.recipe.posterior.beta(place)
 
     def after(self, step: int, total: int) -> None:
         """Nothing follows a step."""
@@ -180,38 +166,19 @@ def build(
 
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
-    from_checkpoint = claim(run, recipe, resume)
-    fabric = make_fabric(recipe.train)
-    torch.manual_seed(recipe.train.seed)
-    data = recipe.data.load()
-    task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
-    about = {
-        "kind": "train",
-        "config": to_dict(recipe),
-        "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
-        "shape": [data.channels, data.image_size],
-        "class_names": list(data.class_names),
-        "kl_scale": task.module.kl_scale,
-    }
-    loop = Loop(fabric, task, recipe.train, run, about)
-    if from_checkpoint:
-        loop.resume()
-    finished = loop.fit()
-    if fabric.is_global_zero:
-        Console(stderr=True).print(summary(loop, finished), markup=False)
-    return finished
+
+    def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
+        task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
+        return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
+
+    return execute("train", recipe, run, resume, make)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
     """The module of a run as its checkpoint left it, and its recipe."""
-    state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
-    about = state.get("recipe") if isinstance(state, dict) else None
-    if not isinstance(about, dict) or about.get("kind") != "train":
-        raise ValueError(f"{run} is not a run of byov train.")
-    recipe = from_dict(Supervised, about["config"])
+    state, like = reopen(run, "train")
+    recipe = from_dict(Supervised, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
-    channels, size = about["shape"]
-    like = Like(channels, size, tuple(about["data"]["mean"]), tuple(about["data"]["std"]), about["data"]["images"])
-    module = build(bare, like, len(about["class_names"]), 1, torch.device(device))
+    module = build(bare, like, len(state["recipe"]["class_names"]), 1, torch.device(device))
     module.load_state_dict(state["module"])
     return module.to(device).eval(), recipe
