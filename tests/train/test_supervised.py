@@ -20,7 +20,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 from byov.cli import main
-from byov.data import load
+from byov.data import CropFlip, load
 from byov.data.config import DataConfig
 from byov.posterior import BayesianModule
 from byov.train import checkpoint
@@ -127,6 +127,8 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     module, settings = restore(whole)
     assert settings == recipe(*changes)
     assert not module.training
+    data = load("digits", "train")
+    assert module.augment == CropFlip(0, 0.0, data.mean, data.std)  # the images are standardised as they were
     assert differences(state(whole)["module"], dict(module.state_dict())) == []
     net = module.net
     assert isinstance(net, BayesianModule) == (family != "none")
