@@ -138,10 +138,10 @@ def python_m_byov(folder: Path, *words: str) -> subprocess.CompletedProcess[str]
 
 def test_python_m_byov(tmp_path: Path) -> None:
     """The status and the sentence as a shell sees them; markup in a path is no markup."""
-    found = python_m_byov(tmp_path, "probe", "runs/[b]none[/c]")
+    (tmp_path / "[b]taken[/c]").mkdir(parents=True)
+    found = python_m_byov(tmp_path, "overhead", "resnet18", "--json", "[b]taken[/c]")
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "byov: There is no checkpoint at runs/[b]none[/c].\n"
-    assert list(tmp_path.iterdir()) == []
+    assert found.stderr == "byov: [b]taken[/c] is a folder: --json takes the name of a file.\n"
 
 
 # byov probe
