@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.utils import prune as masks
 
 import byov
 from byov import cli
