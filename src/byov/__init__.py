@@ -29,10 +29,15 @@ __version__ = "0.1.0"
 _LATER = {"features": "byov.ssl.features"}
 """Names whose modules need timm and torchvision: imported when asked for, so that `import byov` stays light."""
 
+_PARTS = ("data", "evaluation", "metrics", "models", "overhead", "pruning", "ssl", "train")
+"""Parts that `byov.NAME` finds without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
+    if name in _PARTS:
+        return import_module(f"byov.{name}")
     raise AttributeError(f"module 'byov' has no attribute {name!r}")
 
 

@@ -1,5 +1,6 @@
 """Data sets by name, batches that can be taken up again, tables for regression."""
 
+from byov.data import augmentations, corruptions
 from byov.data.batches import Batch, Batches, epoch_order
 from byov.data.crop_flip import CropFlip
 from byov.data.datasets import ImageSet, holdout
@@ -15,7 +16,9 @@ __all__ = [
     "FolderSet",
     "ImageSet",
     "Table",
+    "augmentations",
     "cifar10h",
+    "corruptions",
     "data_root",
     "epoch_order",
     "holdout",
