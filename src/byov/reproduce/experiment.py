@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -48,7 +46,7 @@ class Context:
     out: Path
     scale: Scale = "quick"
     seed: int = 0
-    device: torch.device = torch.device("cpu")
+    device: str = "cpu"
     root: str | None = None
     """The folder of the data sets; None: as `byov.data` finds it."""
     runs: tuple[Path, ...] = ()
