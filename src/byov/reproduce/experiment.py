@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -57,12 +60,12 @@ class Context:
         from byov.ssl.report import write_json
 
         path = self.out / "parts" / f"{name}.json"
-        asked = json.loads(json.dumps({"seed": self.seed, "scale": self.scale, **protocol}))
+        asked = plain({"seed": self.seed, "scale": self.scale, **protocol})
         if path.is_file():
             before = json.loads(path.read_text(encoding="utf-8"))
             if before.get("protocol") == asked:
                 return before["result"]
-        result = json.loads(json.dumps(make()))
+        result = plain(make())
         write_json(path, {"protocol": asked, "result": result})
         return result
 
@@ -89,6 +92,28 @@ def experiment(name: str, title: str) -> Callable[[Callable[[Context], Outcome]]
     return register
 
 
+def discover() -> dict[str, Experiment]:
+    """All experiments: every module of this package is imported, and so puts its own on the list."""
+    import byov.reproduce as package
+
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    return EXPERIMENTS
+
+
 def rows(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     """The comparisons as JSON."""
     return [asdict(c) for c in comparisons]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON reads it back; arrays and tensors become lists, and what is not finite None."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.loads(json.dumps(value))

@@ -1,0 +1,52 @@
+"""Every table and figure of the two papers, whether it can be run again or not."""
+
+from __future__ import annotations
+
+CAPTIONS: dict[str, str] = {
+    "byov/figure1a": "BYOL, and what BYOV changes in it",
+    "byov/figure1b": "Predictive standard deviation: supervised BBB against BYOV",
+    "byov/figure2": "Prior ablation: accuracy, calibration and Brier parts over β",
+    "byov/figure3": "Layer-wise σ and SNR over training, for three priors",
+    "byov/figure4": "SNR and magnitude pruning; relative reliability and ECE under shift",
+    "byov/figure5": "Predictive mean and deviation over the number of draws, by augmentation",
+    "byov/figure6": "SNR over training, for several β",
+    "byov/figure7": "Variance after encoder, projector and predictor under Gaussian noise",
+    "byov/table1": "Which parts of the network are Bayesian",
+    "patching/figure1": "GPU memory over the years",
+    "patching/figure2": "How dropout, EMP and ECMP assign weights to components",
+    "patching/figure3": "Functions drawn from the prior under dropout and EMP",
+    "patching/figure4": "Calibration curves, ResNet-18 on ImageNet",
+    "patching/figure5": "Calibration curves, PyramidNet on CIFAR-100",
+    "patching/figure6": "Calibration over the number of MC samples",
+    "patching/figure7": "Calibration curves, ResNet-18 on ImageNet, every configuration",
+    "patching/table1": "Parameters of variational methods in the literature",
+    "patching/table2": "Special cases of the variational family",
+    "patching/table3": "Ensemble size and parameters of ensemble-based methods",
+    "patching/table4": "ResNet-18 on ImageNet: accuracy and calibration",
+    "patching/table5": "Mean corruption error on ImageNet-C",
+    "patching/table6": "PyramidNet on CIFAR-100: accuracy and calibration",
+    "patching/table7": "Mean corruption error on ImageNet-C, every configuration",
+    "patching/table8": "Relative mean corruption error on ImageNet-C",
+    "patching/table9": "MC sample size, accuracy and calibration: EMP",
+    "patching/table10": "MC sample size, accuracy and calibration: ECMP",
+    "patching/table11": "MC sample size, accuracy and calibration: dropout",
+    "patching/table12": "Root mean squared error on ten regression sets",
+    "patching/table13": "Log predictive density on ten regression sets",
+}
+
+_IMAGENET = "it is a ResNet-18 on ImageNet, a week on several GPUs per method"
+_DIAGRAM = "it is a diagram, there is nothing to measure"
+
+REASONS: dict[str, str] = {
+    "byov/figure1a": _DIAGRAM,
+    "patching/figure1": "its data are 1,599 GPUs scraped from a web site, and no model is in it",
+    "patching/figure2": _DIAGRAM,
+    "patching/figure4": _IMAGENET,
+    "patching/figure7": _IMAGENET,
+    "patching/table2": "it is a list of definitions; byov.Dropout, DropConnect, Ensemble, EMP and ECMP are its rows",
+    "patching/table4": _IMAGENET,
+    "patching/table5": _IMAGENET,
+    "patching/table7": _IMAGENET,
+    "patching/table8": _IMAGENET,
+}
+"""Why a table or figure cannot be run again. An experiment of that name, on other data say, overrules it."""

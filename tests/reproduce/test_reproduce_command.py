@@ -1,0 +1,225 @@
+"""`byov reproduce`: what it lists, runs, keeps, shows again and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from byov.cli import main
+from byov.reproduce import experiment as registry
+from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment, plain
+from byov.reproduce.papers import CAPTIONS, REASONS
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """`byov words…` in an empty folder: status, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
+        try:
+            main()
+            status = 0
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three experiments of our own beside the papers'; what they did is in the list."""
+    discover()
+    monkeypatch.setattr(registry, "EXPERIMENTS", dict(registry.EXPERIMENTS))
+    done: list[str] = []
+
+    @experiment("own/figure1", "Draws of a normal")
+    def figure(context: Context) -> Outcome:
+        def draw() -> dict[str, object]:
+            done.append("draws")
+            generator = torch.Generator().manual_seed(context.seed)
+            return {"x": torch.randn(5, generator=generator), "bare": torch.rand(()), "none": float("nan")}
+
+        part = context.kept("draws", {"n": 5}, draw)
+        done.append("figure")
+        picture = Figure(figsize=(3, 2))
+        picture.subplots().plot(part["x"])
+        return Outcome(
+            {"x": part["x"], "bare": part["bare"], "scale": context.scale},
+            [Comparison("mean", sum(part["x"]) / 5, 0.25, 0.125, "within two errors"), Comparison("n", 5000)],
+            picture,
+            "A note.",
+        )
+
+    @experiment("own/table1", "Fails at first")
+    def table(context: Context) -> Outcome:
+        part = context.kept("first", {}, lambda: done.append("first") or {"value": 1})
+        if "broken" in done:
+            raise ValueError("The second part has no data.")
+        return Outcome(part)
+
+    @experiment("own/table2", "Runs of one's own")
+    def runs(context: Context) -> Outcome:
+        return Outcome({"runs": [path.name for path in context.runs], "root": context.root})
+
+    return done
+
+
+def captions() -> list[str]:
+    """The names in the papers' own order of captions, as the papers number them."""
+    return [f"byov/{name}" for name in ("figure1a", "figure1b", *(f"figure{i}" for i in range(2, 8)), "table1")] + [
+        f"patching/{kind}{i}" for kind, last in (("figure", 7), ("table", 13)) for i in range(1, last + 1)
+    ]
+
+
+def test_every_caption_of_both_papers_has_a_line(call: Call) -> None:
+    assert list(CAPTIONS) == captions()
+    assert set(REASONS) <= set(CAPTIONS)
+    status, out, _ = call("reproduce", "--list")
+    assert status == 0
+    listed = re.findall(r"^\s*((?:byov|patching)/\w+)\s+\S", out, re.M)
+    assert listed == captions()
+    known, text = discover(), " ".join(out.split())
+    for name, reason in REASONS.items():
+        assert (f"{CAPTIONS[name]} – not reproduced: {reason}" in text) == (name not in known)
+
+
+def test_every_experiment_is_one_of_the_papers() -> None:
+    assert set(discover()) <= set(CAPTIONS)
+    assert all(entry.title for entry in discover().values())
+
+
+def test_list_takes_patterns(call: Call) -> None:
+    _, out, _ = call("reproduce", "--list", "byov/figure1?")
+    assert re.findall(r"(?:byov|patching)/\w+", out) == ["byov/figure1a", "byov/figure1b"]
+
+
+def test_it_writes_data_protocol_comparisons_and_figures(call: Call, calls: list[str], tmp_path: Path) -> None:
+    status, out, _ = call("reproduce", "own/figure1", "--seed", 3, "--device", "cpu")
+    assert status == 0
+    folder = tmp_path / "reproduced" / "own" / "figure1"
+    content = json.loads((folder / "result.json").read_text())
+    assert content["kind"] == "byov reproduce"
+    assert (content["name"], content["title"]) == ("own/figure1", "Draws of a normal")
+    assert content["protocol"]["scale"] == content["data"]["scale"] == "quick"  # there is no GPU to be full on
+    assert content["protocol"]["seed"] == 3
+    expected = torch.randn(5, generator=torch.Generator().manual_seed(3)).tolist()
+    assert content["data"]["x"] == expected
+    assert content["comparisons"][0]["paper"] == 0.25
+    assert content["comparisons"][1] == {"quantity": "n", "ours": 5000, "paper": None, "error": None, "verdict": ""}
+    assert (folder / "figure.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in (folder / "figure.svg").read_text()
+    assert re.search(r"mean\s+0\.25\s+\S+ ± 0\.125\s+within two errors", out)
+    assert re.search(r"n\s+–\s+5,000", out)
+    assert "A note." in out
+
+
+def test_the_same_seed_gives_the_same_files(call: Call, calls: list[str], tmp_path: Path) -> None:
+    for out, before in (("one", 17), ("two", 18)):
+        torch.manual_seed(before)  # what ran before does not matter
+        assert call("reproduce", "own/figure1", "--seed", 1, "--out", tmp_path / out)[0] == 0
+    assert call("reproduce", "own/figure1", "--seed", 2, "--out", tmp_path / "three")[0] == 0
+    assert calls.count("draws") == 3
+    one, two, three = (tmp_path / name / "own" / "figure1" for name in ("one", "two", "three"))
+    for name in ("result.json", "figure.png", "figure.svg"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+        assert (one / name).read_bytes() != (three / name).read_bytes()
+
+
+def test_an_interrupted_one_goes_on(call: Call, calls: list[str], tmp_path: Path) -> None:
+    calls.append("broken")
+    status, _, err = call("reproduce", "own/table1")
+    assert (status, err) == (2, "byov: The second part has no data.\n")
+    assert not (tmp_path / "reproduced/own/table1/result.json").exists()
+    calls.remove("broken")
+    assert call("reproduce", "own/table1")[0] == 0
+    assert calls == ["first"]
+    assert call("reproduce", "own/table1", "--scale", "full", "--force")[0] == 0
+    assert calls == ["first", "first"]  # another protocol
+
+
+def test_a_finished_one_is_shown_again_and_not_overwritten(call: Call, calls: list[str], tmp_path: Path) -> None:
+    first = call("reproduce", "own/figure1")[1]
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    status, out, _ = call("reproduce", "own/figure1")
+    assert status == 0
+    assert calls == ["draws", "figure"]
+    assert {path: path.read_bytes() for path in files} == files
+    assert out.splitlines()[:-1] == first.splitlines()[:-1]
+    assert "finished before" in out
+    status, out, err = call("reproduce", "own/figure1", "--seed", 1)
+    assert (status, out) == (2, "")
+    assert "seed = 0, not 1" in err
+    assert "--force" in err
+    assert {path: path.read_bytes() for path in files} == files
+    assert call("reproduce", "own/figure1", "--force")[0] == 0
+    assert calls == ["draws", "figure", "figure"]  # drawn again from the part that was kept
+
+
+def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -> None:
+    calls.append("broken")
+    status, out, err = call("reproduce", "own/t*", "own/figure1", "own/table2", "--run", tmp_path)
+    assert status == 2
+    assert err == "byov: 1 of 3 could not be run: own/table1.\n"
+    assert "own/table1 failed: The second part has no data." in out
+    done = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
+    assert done == ["figure1", "table2"]
+    content = json.loads((tmp_path / "reproduced/own/table2/result.json").read_text())
+    assert content["data"]["runs"] == [tmp_path.name]
+    assert not (tmp_path / "reproduced/own/table2/figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Say which table or figure, such as byov/figure4"),
+        (["byov/figure9"], "There is no table or figure 'byov/figure9'"),
+        (["byov/figure1a"], "byov/figure1a cannot be reproduced: it is a diagram, there is nothing to measure."),
+        (["patching/figure1"], "scraped"),
+        (["byov/figure1a*"], "Nothing that byov/figure1a* means can be reproduced"),
+        (["own/figure1", "--scale", "huge"], "A scale is quick or full, not 'huge'."),
+        (["own/figure1", "--device", "tpu9"], "There is no device 'tpu9' here."),
+        (["own/figure1", "--run", "nowhere"], "There is no run at nowhere."),
+        (["own/figure1", "--out", "file"], "file/own"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(
+    call: Call, calls: list[str], tmp_path: Path, words: list[str], said: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    status, out, err = call("reproduce", *words)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert calls == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_foreign_file_is_not_overwritten(call: Call, calls: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "reproduced/own/figure1"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    status, _, err = call("reproduce", "own/figure1")
+    assert status == 2
+    assert "is not a file of `byov reproduce`" in err
+    assert calls == []
+
+
+def test_plain() -> None:
+    value = {"a": (1, torch.tensor([1.5, float("inf")])), 2: torch.tensor(3), "n": float("nan"), "s": "x", "b": True}
+    assert plain(value) == {"a": [1, [1.5, None]], "2": 3, "n": None, "s": "x", "b": True}
+    with pytest.raises(TypeError):
+        plain({"a": object()})
