@@ -255,3 +255,21 @@ def test_spread_of_a_step_is_the_teachers() -> None:
 def test_tau_lies_between_0_and_1(base: float) -> None:
     with pytest.raises(ValueError, match="τ lies between 0 and 1"):
         BYOL(student(), Views(), tau_base=base)
+
+
+def test_an_encoder_without_batch_statistics_takes_both_views_at_once() -> None:
+    calls: list[int] = []
+
+    class Counting(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    net = Student(Counting(nn.Flatten(), nn.Linear(64, 6), nn.LayerNorm(6)), 6, hidden=12, outputs=6).train()
+    first, second = torch.randn(2, 10, 1, 8, 8)
+    joint = net(first, second)
+    assert calls == [20]
+    net.encoder_sees_batch = True
+    for at_once, apart in zip(joint, net(first, second), strict=True):
+        torch.testing.assert_close(at_once, apart)
+    assert student().encoder_sees_batch

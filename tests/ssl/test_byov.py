@@ -79,7 +79,9 @@ def reference_kl(module: BYOV, mean: dict[str, Tensor] | float, std: dict[str, T
 
 
 def test_one_draw_serves_both_views_and_the_teacher_sees_none() -> None:
-    module = make(Student(Reveal(), 6, 10, 5))
+    student = Student(Reveal(), 6, 10, 5)
+    student.encoder_sees_batch = True  # so that each view has a pass of its own
+    module = make(student)
     SEEN.clear()
     for _ in range(2):
         module(images(), module.views.draw(10), ZERO)

@@ -96,7 +96,10 @@ class Batches:
         self.epoch, self.position = epoch, position
 
     def __iter__(self) -> Iterator[Batch]:
-        parts = list(self._order(self.epoch).split(self.batch_size))[: len(self)][self.position :]
+        order = self._order(self.epoch)
+        if isinstance(self.data, ImageSet):
+            order = order.to(self.data.images.device)  # once an epoch: each copy from the host waits for the GPU
+        parts = list(order.split(self.batch_size))[: len(self)][self.position :]
         for batch in self._stored(parts) if isinstance(self.data, ImageSet) else self._streamed(parts):
             self.position += 1
             if len(batch.indices):
@@ -109,8 +112,7 @@ class Batches:
 
     def _stored(self, parts: list[Tensor]) -> Iterator[Batch]:
         assert isinstance(self.data, ImageSet)
-        for part in parts:
-            indices = part.to(self.data.images.device)
+        for indices in parts:
             labels = None if self.data.labels is None else self.data.labels[indices]
             yield self._place(Batch(self.data.images[indices], labels, indices))
 

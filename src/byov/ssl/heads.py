@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
@@ -31,16 +32,22 @@ class Student(nn.Module):
     def __init__(self, encoder: nn.Module, features: int, hidden: int = 4096, outputs: int = 256) -> None:
         super().__init__()
         self.encoder = encoder
+        self.encoder_sees_batch = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in encoder.modules())
         self.projector = head(features, hidden, outputs)
         self.predictor = head(outputs, hidden, outputs)
 
     def forward(self, first: Tensor, second: Tensor, predict: bool = True) -> tuple[Tensor, Tensor]:
         """The predictions of the two views, or with `predict=False` (the teacher) their projections.
 
-        One pass per view, not one over both: BatchNorm's statistics are each view's own, as in BYOL.
+        BatchNorm's statistics are each view's own, as in BYOL: one pass per view. An encoder without any, say a ViT,
+        takes both at once.
         """
-        return self._one(first, predict), self._one(second, predict)
+        if self.encoder_sees_batch or first.shape != second.shape:
+            features = self.encoder(first), self.encoder(second)
+        else:
+            features = self.encoder(torch.cat([first, second])).split(len(first))
+        return self._heads(features[0], predict), self._heads(features[1], predict)
 
-    def _one(self, view: Tensor, predict: bool) -> Tensor:
-        projection = self.projector(self.encoder(view))
+    def _heads(self, features: Tensor, predict: bool) -> Tensor:
+        projection = self.projector(features)
         return self.predictor(projection) if predict else projection

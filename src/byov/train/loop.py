@@ -54,6 +54,8 @@ class TrainConfig:
     accumulate: int = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     compile: bool = False
+    cuda_graphs: bool = True
+    """With `compile` on one GPU: launch each pass as one CUDA graph, where small networks are bound by the host."""
     seed: int = 0
     workers: int | None = None
     devices: int | Literal["auto"] = "auto"
@@ -143,7 +145,15 @@ class Loop:
             momentum=config.momentum,
             eta=config.eta,
         )
-        module = torch.compile(task.module) if config.compile else task.module
+        # Graphs own the memory of the gradients, so there must be no second part that adds to them.
+        self.graphs = (
+            config.compile
+            and config.cuda_graphs
+            and fabric.device.type == "cuda"
+            and fabric.world_size == config.accumulate == 1
+        )
+        mode = "reduce-overhead" if self.graphs else None
+        module = torch.compile(task.module, mode=mode) if config.compile else task.module
         self.module, self.wrapped = fabric.setup(module, self.optimizer)  # type: ignore[arg-type]
 
     # Keeping and taking up
@@ -232,6 +242,8 @@ class Loop:
                 place = Place(
                     self.step, self.total, self.fabric.global_rank, self.fabric.world_size, self.fabric.device
                 )
+                if self.graphs:
+                    torch.compiler.cudagraph_mark_step_begin()
                 out = self.module(*self.task.inputs(batch, generator, place))
                 self.fabric.backward(out.loss / len(parts))
         if self.config.clip is not None:
@@ -311,4 +323,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
     # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
     fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
+    if fabric.device.type == "cuda" and config.precision == "bf16-mixed":
+        # What is left in float32 (the resampling of views) may round as finely as half a grey level.
+        torch.set_float32_matmul_precision("high")
     return fabric

@@ -31,4 +31,4 @@ class ObjectiveConfig:
     def beta(self, place: Place) -> Tensor:
         """β at a step; a tensor, because a compiled graph would be made anew for every number."""
         value = objective.beta(place.step, place.total, self.beta_end, self.beta_start, self.beta_schedule)
-        return torch.tensor(value, device=place.device)
+        return torch.full((), value, device=place.device)  # filled there: a copy from the host would wait for the GPU
