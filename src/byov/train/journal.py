@@ -1,10 +1,11 @@
-"""What a run writes down: one JSON line per report, TensorBoard, and a progress bar."""
+"""What a run writes down: one JSON line per report and per look at its layers, TensorBoard, and a progress bar."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,7 +15,7 @@ _SHOWN = ("loss", "kl", "sigma", "snr")
 
 
 class Journal:
-    """`log.jsonl` and `tensorboard/` in the run's folder, and a bar on the terminal; silent on all ranks but the first.
+    """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
 
     A run that is taken up again goes on after the checkpoint's step: what was written beyond it is taken out.
     """
@@ -28,14 +29,14 @@ class Journal:
             active,
         )
         self.alarmed = False
+        self.layer_file: TextIO | None = None
 
     def __enter__(self) -> Journal:
         if not self.active:
             return self
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= self.step]
-            self.path.write_text("".join(f"{line}\n" for line in lines))
+        _cut(self.path, self.step)
+        _cut(self.path.with_name("layers.jsonl"), self.step)
         self.file = self.path.open("a", buffering=1)
         self.board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=self.step + 1)
         self.console = Console(stderr=True)
@@ -60,6 +61,8 @@ class Journal:
         if self.active:
             self.bar.stop()
             self.file.close()
+            if self.layer_file is not None:
+                self.layer_file.close()
             self.board.close()
 
     def advance(self, step: int) -> None:
@@ -84,12 +87,28 @@ class Journal:
         shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
         self.bar.update(self.row, completed=step, values=f"{shown} · {speed:,.0f} img/s")
 
+    def layers(self, step: int, values: dict[str, list[float | None]]) -> None:
+        """One record of what each layer's posterior looks like, its numbers in the order of `LayerStatistics`."""
+        if not self.active:
+            return
+        if self.layer_file is None:  # a network without a posterior has no such file
+            self.layer_file = self.path.with_name("layers.jsonl").open("a", buffering=1)
+        line = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), "layers": values}
+        self.layer_file.write(json.dumps(line) + "\n")
+
     def alarm(self, step: int, message: str) -> None:
         """A warning that must be seen, once a run."""
         if self.active and not self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
             self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")
             self.alarmed = True
+
+
+def _cut(path: Path, step: int) -> None:
+    """Leave what was written up to a step; a run that starts anew starts with nothing."""
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines() if step and _step(line) <= step]
+        path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _step(line: str) -> int:

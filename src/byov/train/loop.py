@@ -25,6 +25,7 @@ from byov.posterior.random import stream
 from byov.train import checkpoint
 from byov.train.diverged import Diverged
 from byov.train.journal import Journal
+from byov.train.layers import record
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 
@@ -201,6 +202,8 @@ class Loop:
         deadline = started + 60 * config.minutes if config.minutes else float("inf")
         self.task.module.train()
         with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
+            if self.step == 0:
+                record(journal, self.task.trainable(), 0, self.total)
             for parts in self._groups():
                 out = self._optimize(parts)
                 self.step += 1
@@ -210,6 +213,7 @@ class Loop:
                     self._report(journal, out)
                 else:
                     journal.advance(self.step)
+                record(journal, self.task.trainable(), self.step, self.total)
                 now = monotonic()
                 if self._agree(now >= deadline) and self.step < self.total:
                     break
