@@ -12,6 +12,8 @@ from byov.train.journal import Journal
 
 RECORDS = 100
 """How often a run looks at its posterior. A look costs a few passes over the weights: see benchmarks/layers.py."""
+LEAST = 4
+"""Steps between two looks, at least: after every step of a tiny network a look would take more than 1 % of the time."""
 
 
 def due(step: int, total: int) -> bool:
@@ -19,7 +21,12 @@ def due(step: int, total: int) -> bool:
 
     A function of the two alone, so that a run which was stopped and taken up again has the records of one that was not.
     """
-    return step % max(1, round(total / RECORDS)) == 0 or step == total
+    return step % interval(total) == 0 or step == total
+
+
+def interval(total: int) -> int:
+    """Steps from one record to the next."""
+    return max(LEAST, round(total / RECORDS))
 
 
 def record(journal: Journal, model: nn.Module, step: int, total: int) -> None:
