@@ -1,0 +1,160 @@
+"""Where whole units of a network can go: attention heads, and the hidden units between two layers.
+
+    layer → what acts on each unit by itself (activation, dropout, BatchNorm, pooling) → layer
+
+A unit's weights are then a row of the first layer and a column of the second one; of a head, the rows of its query, key
+and value and the columns of the output layer. Nothing else reads the unit, so that removing it changes no other shape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["heads", "units"]
+
+_UNITWISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.CELU, nn.SELU, nn.Tanh, nn.Sigmoid),
+    *(nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+_MAPWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten)
+_TIMM_ATTENTION = {"timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"}
+_TIMM_MLP = {"timm.layers.mlp.Mlp"}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What of one parameter (or buffer) belongs to each unit: `index[u]` are its places along `dim`."""
+
+    name: str
+    dim: int
+    index: Tensor
+
+    def per_unit(self, values: Tensor) -> Tensor:
+        """The sum of the values (of the parameter's shape) that belong to each unit."""
+        along = values.movedim(self.dim, 0).flatten(1).sum(1) if values.ndim > 1 else values
+        return along[self.index.to(along.device)].sum(1)
+
+    def places(self, units: Tensor) -> Tensor:
+        """Where the parameter's own index along `dim` belongs to one of these units (a mask over units)."""
+        found = torch.zeros(int(self.index.max()) + 1, dtype=torch.bool)
+        found[self.index[units.cpu()].flatten()] = True
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Units that can go one by one."""
+
+    kind: Kind
+    name: str
+    """Of the module, or of the first layer."""
+    units: int
+    inside: tuple[Part, ...]
+    """The parameters that make the unit."""
+    out: tuple[Part, ...]
+    """The weights that read it; where they are all 0 it is used by no one."""
+    beside: tuple[Part, ...] = ()
+    """What goes with it but is neither: BatchNorm's scale, shift and statistics."""
+
+    @property
+    def weights(self) -> tuple[Part, ...]:
+        return (*self.inside, *self.out)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (*self.inside, *self.out, *self.beside)
+
+
+def find_blocks(net: nn.Module) -> list[Block]:
+    """The blocks of a plain network, in its order.
+
+    Known are timm's `Attention` and `Mlp` (so its ViTs and ours), `nn.TransformerEncoderLayer`'s two linear layers, and
+    neighbours in an `nn.Sequential`: Linear → Linear, Conv2d → Conv2d, and Conv2d → pooled and flattened → Linear. A
+    layer or weight that occurs twice is left alone.
+    """
+    modules = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
+    tensors = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
+    once = {
+        id(module)
+        for module in net.modules()
+        if modules[id(module)] == 1 and all(tensors[id(p)] == 1 for p in module.parameters(recurse=False))
+    }
+    return [
+        block
+        for name, module in net.named_modules()
+        for block in _of(module, f"{name}." if name else "")
+        if all(id(net.get_submodule(part.name.rpartition(".")[0])) in once for part in block.parts)
+    ]
+
+
+def _of(module: nn.Module, prefix: str) -> Iterator[Block]:
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if kind in _TIMM_ATTENTION:
+        yield from _attention(module, prefix)
+    elif kind in _TIMM_MLP:
+        parts: Any = module
+        yield from _pair(prefix, ("fc1", parts.fc1), {"norm": parts.norm}, ("fc2", parts.fc2))
+    elif type(module) is nn.TransformerEncoderLayer:
+        yield from _pair(prefix, ("linear1", module.linear1), {}, ("linear2", module.linear2))
+    elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        children = list(module.named_children())
+        layers = [i for i, (_, child) in enumerate(children) if isinstance(child, nn.Linear | nn.Conv2d)]
+        for i, j in pairwise(layers):
+            yield from _pair(prefix, children[i], dict(children[i + 1 : j]), children[j])
+
+
+def _attention(module: Any, prefix: str) -> Iterator[Block]:
+    # Without `attn_dim` (before timm 1.0.2x) its output is reshaped to the input's width, whatever the heads.
+    heads, width = module.num_heads, module.head_dim
+    if not hasattr(module, "attn_dim") or not isinstance(module.norm, nn.Identity):
+        return
+    own = torch.arange(heads * width).view(heads, width)
+    three = torch.cat([own + i * heads * width for i in range(3)], 1)
+    inside = [*_rows(f"{prefix}qkv", module.qkv, three)]
+    if getattr(module, "gate", None) is not None:
+        inside += _rows(f"{prefix}gate", module.gate, own)
+    yield Block("heads", prefix[:-1], heads, tuple(inside), (Part(f"{prefix}proj.weight", 1, own),))
+
+
+def _pair(
+    prefix: str,
+    first: tuple[str, nn.Module],
+    between: dict[str, nn.Module],
+    second: tuple[str, nn.Module],
+) -> Iterator[Block]:
+    """The units between two layers, if all that lies between acts on each of them by itself."""
+    (name, one), (after, two) = first, second
+    if not _plain(one) or not _plain(two):
+        return
+    units = len(one.weight)
+    if units != two.weight.shape[1]:
+        return  # flattened maps: several inputs per channel
+    index = torch.arange(units).view(-1, 1)
+    beside: list[Part] = []
+    for leaf, module in between.items():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            tensors = ("weight", "bias", "running_mean", "running_var")
+            beside += [Part(f"{prefix}{leaf}.{t}", 0, index) for t in tensors if getattr(module, t) is not None]
+        elif not isinstance(module, (*_UNITWISE, *(_MAPWISE if isinstance(one, nn.Conv2d) else ()))):
+            return
+    inside = tuple(_rows(f"{prefix}{name}", one, index))
+    yield Block("units", f"{prefix}{name}", units, inside, (Part(f"{prefix}{after}.weight", 1, index),), tuple(beside))
+
+
+def _plain(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """A layer whose weight has units in its rows and their readers in its columns."""
+    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
+
+
+def _rows(name: str, layer: Any, index: Tensor) -> Iterator[Part]:
+    yield Part(f"{name}.weight", 0, index)
+    if layer.bias is not None:
+        yield Part(f"{name}.bias", 0, index)

@@ -1,0 +1,230 @@
+"""Structured pruning: whole heads and units go, and what is left is a smaller dense network, faster everywhere.
+
+A group of weights G (a head, a unit) is ranked by its signal-to-noise ratio
+
+    SNR(G) = √(Σ μ² / Σ σ²)   over the weights of G that have a posterior,
+
+the root mean square of its means over that of its deviations. It has no unit and does not grow with the group, so that
+layers of any width compare; for a group of one weight it is the |μ|/σ of section 4.4. By magnitude it is √(mean μ²).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from byov.posterior.layout import occurrences
+from byov.posterior.module import BayesianModule
+from byov.pruning.blocks import Block, Kind, Part, find_blocks
+from byov.pruning.masks import finish, make_permanent, mask
+from byov.pruning.unstructured import By, Scope, check, least
+
+
+@torch.no_grad()
+def prune_groups(
+    model: nn.Module,
+    heads: float = 0.5,
+    units: float = 0.5,
+    by: By = "snr",
+    scope: Scope = "layer",
+    where: Callable[[Block], bool] | None = None,
+) -> nn.Module:
+    """The plain network at the posterior mean without a share of its heads and units: smaller, dense, no masks.
+
+    Args:
+        model: a BayesianModule, or by magnitude any network, with blocks that `find_blocks` knows. It is left as it is.
+        heads: the share of attention heads that goes, in [0, 1); 0 leaves them alone.
+        units: the share of hidden units that goes, likewise.
+        by: "snr" or "magnitude"; see above.
+        scope: "layer" takes round(share · n) of the n groups of every block, "global" of all of a kind together. One
+            group of a block always stays.
+        where: which blocks; all by default.
+
+    Its outputs are those of `mask_groups` with the same arguments, up to the order of sums.
+
+    Example:
+        >>> model = byov.bayesianize(byov.models.create("vit-nano/4", 10), byov.Gaussian())
+        >>> net = byov.pruning.prune_groups(model, heads=0.5, units=0.5)
+        >>> net.blocks[0].attn.num_heads, net.blocks[0].mlp.fc1.out_features
+        (1, 128)
+    """
+    net, keep = _ranked(model, heads, units, by, scope, where)
+    for block, kept in keep:
+        _slice(net, block, kept)
+    return net
+
+
+@torch.no_grad()
+def mask_groups(
+    model: nn.Module,
+    heads: float = 0.5,
+    units: float = 0.5,
+    by: By = "snr",
+    scope: Scope = "layer",
+    where: Callable[[Block], bool] | None = None,
+) -> nn.Module:
+    """As `prune_groups`, with zeros in place and `torch.nn.utils.prune` masks: to be fine-tuned, then `shrink`."""
+    net, keep = _ranked(model, heads, units, by, scope, where)
+    ones: dict[str, Tensor] = {}
+    for block, kept in keep:
+        for part in block.weights:
+            parameter = net.get_parameter(part.name)
+            whole = ones.setdefault(part.name, torch.ones_like(parameter, dtype=torch.bool))
+            gone = part.places(~kept).nonzero().squeeze(1).to(parameter.device)
+            whole.index_fill_(part.dim, gone, False)
+    for _, places in occurrences(net):
+        if (name := places[0][0]) in ones:
+            mask(places, ones[name])
+    return finish(net)
+
+
+@torch.no_grad()
+def shrink(net: nn.Module) -> nn.Module:
+    """A smaller dense copy of a pruned network, without the heads and units that nothing reads any more.
+
+    Those are the ones whose outgoing weights are all 0, whatever tool made them so: the outputs stay the same. Masks
+    become permanent; zeros within a group that stays remain zeros.
+    """
+    if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
+        raise TypeError(f"shrink takes a plain network, as prune and mask_groups give it, not {type(net).__name__}.")
+    small = make_permanent(_copied(net))
+    for block in _blocks(small):
+        used = torch.stack([part.per_unit(small.get_parameter(part.name).abs()) for part in block.out]).sum(0) != 0
+        if not used.any():
+            used[0] = True  # a layer of no units has no outputs; its one zero reads the same
+        _slice(small, block, used.cpu())
+    return small
+
+
+@torch.no_grad()
+def shaped_like(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """The network itself, its blocks cut to the sizes that a state of a smaller one has; it can then be loaded."""
+    for block in find_blocks(net):
+        part = block.out[0]
+        if part.name in state:
+            count, rest = divmod(state[part.name].shape[part.dim], part.index.shape[1])
+            if rest == 0 and 0 < count < block.units:
+                _slice(net, block, torch.arange(block.units) < count)
+    return net
+
+
+def group_scores(model: nn.Module, block: Block, by: By = "snr") -> Tensor:
+    """The score of each unit of a block, as defined above."""
+    mean, deviation = _moments(model, by)
+    return _scores(block, mean, deviation)
+
+
+def _moments(model: nn.Module, by: By) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    if isinstance(model, BayesianModule):
+        mean = {name: tensor.detach() for name, tensor in (*model.points(), *model.mean().items())}
+        return mean, model.std() if by == "snr" else None
+    return {name: p.detach() for name, p in model.named_parameters()}, None
+
+
+def _scores(block: Block, mean: dict[str, Tensor], deviation: dict[str, Tensor] | None) -> Tensor:
+    if deviation is None:
+        count = _total(block.weights, {part.name: torch.ones_like(mean[part.name]) for part in block.weights})
+        return (_total(block.weights, mean) / count).sqrt()
+    covered = tuple(part for part in block.weights if part.name in deviation)
+    if not covered:
+        raise ValueError(f"No weight of {block.name} has a posterior, so its {block.kind} have no σ to be pruned by.")
+    signal, noise = _total(covered, mean), _total(covered, deviation)
+    return torch.where(signal == 0, 0.0, (signal / noise).sqrt())
+
+
+def _total(parts: Iterable[Part], values: dict[str, Tensor]) -> Tensor:
+    """Σ x² over each unit's weights, in double: a unit may have thousands."""
+    return torch.stack([part.per_unit(values[part.name].double().square()) for part in parts]).sum(0)
+
+
+def _ranked(
+    model: nn.Module,
+    heads: float,
+    units: float,
+    by: By,
+    scope: Scope,
+    where: Callable[[Block], bool] | None,
+) -> tuple[nn.Module, list[tuple[Block, Tensor]]]:
+    """The plain network, and for each block which units stay."""
+    for share in (heads, units):
+        check(model, share, by, scope)
+    net = model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
+    found = [block for block in _blocks(net) if where is None or where(block)]
+    shares: dict[Kind, float] = {"heads": heads, "units": units}
+    mean, deviation = _moments(model, by)
+    keep: list[tuple[Block, Tensor]] = []
+    for kind, share in shares.items():
+        chosen = [block for block in found if block.kind == kind]
+        if not chosen or not share:
+            continue
+        scores = [_scores(block, mean, deviation) for block in chosen]
+        for block, score in zip(chosen, scores, strict=True):
+            if score.isnan().any():
+                raise ValueError(
+                    f"{block.name} holds weights that are not numbers: nothing can be said of their order."
+                )
+        keep += zip(chosen, _stay([score.cpu() for score in scores], share, scope), strict=True)
+    if not keep and (heads or units):
+        asked = " or ".join(kind for kind, share in shares.items() if share)
+        attention = any(isinstance(module, nn.MultiheadAttention) for module in net.modules())
+        why = "; nn.MultiheadAttention cannot run with fewer heads" if heads and attention else ""
+        raise ValueError(f"There is nothing to remove: the network has no {asked} that find_blocks knows{why}.")
+    return net, keep
+
+
+def _stay(scores: list[Tensor], share: float, scope: Scope) -> list[Tensor]:
+    if scope == "layer":
+        gone = [least(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
+        return [~each for each in gone]
+    best = [score.argmax() for score in scores]
+    for score, place in zip(scores, best, strict=True):
+        score[place] = torch.inf  # each block's best stays
+    whole = torch.cat(scores)
+    count = min(round(share * len(whole)), len(whole) - len(scores))
+    return [~each for each in least(whole, whole, count).split([len(score) for score in scores])]
+
+
+def _blocks(net: nn.Module) -> list[Block]:
+    found = find_blocks(net)
+    if not found:
+        raise ValueError(
+            "The network has no heads or units that can be removed: known are timm's Attention and Mlp, "
+            "nn.TransformerEncoderLayer, and linear or convolutional layers in a row in an nn.Sequential."
+        )
+    return found
+
+
+def _copied(net: nn.Module) -> nn.Module:
+    """A deep copy also of a network that was called with gradients on, whose masked weights torch would not copy."""
+    memo: dict[int, object] = {}
+    for module in net.modules():
+        for tensor in vars(module).values():
+            if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                memo[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(net, memo)
+
+
+def _slice(net: nn.Module, block: Block, keep: Tensor) -> None:
+    """Remove the units that do not stay from every tensor that knows them, and tell the modules their new sizes."""
+    for part in block.parts:
+        path, _, leaf = part.name.rpartition(".")
+        module = net.get_submodule(path)
+        tensor = getattr(module, leaf)
+        kept = part.places(keep).nonzero().squeeze(1).to(tensor.device)
+        small = tensor.detach().index_select(part.dim, kept).clone()
+        if isinstance(tensor, nn.Parameter):
+            small = nn.Parameter(small, tensor.requires_grad)
+        setattr(module, leaf, small)
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.Conv2d):
+            module.out_channels, module.in_channels = module.weight.shape[:2]
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.num_features = len(small)
+    if block.kind == "heads":
+        attention = net.get_submodule(block.name)
+        attention.num_heads = int(keep.sum())  # type: ignore[assignment]
+        attention.attn_dim = attention.num_heads * attention.head_dim  # type: ignore[operator]

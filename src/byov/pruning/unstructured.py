@@ -1,0 +1,138 @@
+"""Pruning without retraining: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as masks
+
+from byov.posterior.layout import occurrences
+from byov.posterior.module import BayesianModule
+from byov.posterior.select import Predicate, norm_layers
+from byov.pruning.masks import finish, mask
+
+By = Literal["snr", "magnitude"]
+Scope = Literal["layer", "global"]
+
+
+def weights(name: str, module: nn.Module, parameter: Tensor) -> bool:
+    """What is pruned by default: tensors of two dimensions or more that are no bias and in no normalisation layer.
+
+    So the weights of linear layers, convolutions, attention and recurrent layers, embeddings, and a ViT's tokens.
+    """
+    leaf = name.rpartition(".")[2]
+    return parameter.ndim >= 2 and "bias" not in leaf and not norm_layers(name, module, parameter)
+
+
+@torch.no_grad()
+def prune(
+    model: nn.Module, sparsity: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Predicate = weights
+) -> nn.Module:
+    """The plain network at the posterior mean, without the share `sparsity` of its weights.
+
+    The BYOV paper's section 4.4: unstructured, the weights of least |μ|/σ go, without retraining. The masks are those
+    of `torch.nn.utils.prune`, whose `is_pruned` and `remove` work on the result; tied weights share one mask.
+
+    Args:
+        model: a BayesianModule, of which only weights with a posterior are pruned; or by magnitude any network. It is
+            copied, and left as it is.
+        sparsity: the share of zeros, in [0, 1). Exactly round(sparsity · n) of n weights go; of equal ones those of
+            least |μ| first, then the first.
+        by: "snr", |μ|/σ, infinite where σ is 0; or "magnitude", |μ|.
+        scope: "layer" prunes that share of every tensor, "global" of all of them together.
+        where: which tensors, a predicate (name, module, parameter) -> bool; see `weights`.
+
+    `copy.deepcopy` takes the result until it has been called with gradients on; then torch wants `remove` first.
+
+    Example:
+        >>> net = byov.prune(byov.bayesianize(nn.Linear(4, 2), byov.Gaussian()), 0.75)
+        >>> int((net.weight == 0).sum())
+        6
+    """
+    check(model, sparsity, by, scope)
+    posterior = model if isinstance(model, BayesianModule) else None
+    net = copy.deepcopy(model) if posterior is None else posterior.point()
+    covered = None if posterior is None else set(posterior.covered())
+    chosen = [
+        (parameter, places)
+        for parameter, places in occurrences(net)
+        if (covered is None or places[0][0] in covered) and any(where(name, m, parameter) for name, m in places)
+    ]
+    if not chosen:
+        which = "is there" if posterior is None else "has a posterior"
+        raise ValueError(f"There is nothing to prune: no weight that `where` takes {which}.")
+    magnitudes = [parameter.abs().flatten() for parameter, _ in chosen]
+    scores = magnitudes
+    if by == "snr":
+        assert posterior is not None
+        snr = posterior.snr()
+        scores = [snr[places[0][0]].flatten() for _, places in chosen]
+    for score, (_, places) in zip(scores, chosen, strict=True):
+        if score.isnan().any():
+            raise ValueError(f"{places[0][0]} holds weights that are not numbers: nothing can be said of their order.")
+
+    pruned = weakest(scores, magnitudes, sparsity, scope)
+    for (parameter, places), gone in zip(chosen, pruned, strict=True):
+        mask(places, ~gone.view(parameter.shape).to(parameter.device))
+    return finish(net)
+
+
+def sweep(
+    model: nn.Module,
+    sparsities: Iterable[float],
+    evaluate: Callable[[nn.Module], float],
+    by: By = "snr",
+    scope: Scope = "layer",
+    where: Predicate = weights,
+) -> list[tuple[float, float]]:
+    """(sparsity, evaluate(the network pruned so far, in eval mode)) for each sparsity: the curve of Figure 4, left."""
+    wanted = list(sparsities)
+    for sparsity in wanted:
+        check(model, sparsity, by, scope)
+    return [(sparsity, evaluate(prune(model, sparsity, by, scope, where).eval())) for sparsity in wanted]
+
+
+def check(model: nn.Module, sparsity: float, by: str, scope: str) -> None:
+    """Refuse what cannot be pruned, before anything is copied."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"prune takes a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity < 1:
+        raise ValueError(f"A sparsity is at least 0 and below 1, not {sparsity!r}.")
+    if by not in get_args(By):
+        raise ValueError(f"Weights are pruned by snr or by magnitude, not by {by!r}.")
+    if scope not in get_args(Scope):
+        raise ValueError(f"The scope of pruning is layer or global, not {scope!r}.")
+    if by == "snr" and not isinstance(model, BayesianModule):
+        raise ValueError("A network without a posterior has no σ to prune by: bayesianize it, or prune by magnitude.")
+    if any(isinstance(part, BayesianModule) for part in model.modules() if part is not model):
+        raise ValueError("The posterior is over a part of this module only: prune that part.")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise ValueError("The network has lazy parameters without a shape: call it once before pruning.")
+    if masks.is_pruned(model):
+        raise ValueError("The network is pruned already: make that permanent first, with torch.nn.utils.prune.remove.")
+
+
+def weakest(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
+    """Where the share `sparsity` of least scores is: of each of these flat tensors, or of all together."""
+    if scope == "layer":
+        return [least(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
+    sizes, home = [len(score) for score in scores], scores[0].device
+    score, magnitude = (torch.cat([part.to(home) for part in parts]) for parts in (scores, magnitudes))
+    return list(least(score, magnitude, round(sparsity * sum(sizes))).split(sizes))
+
+
+def least(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
+    """Where the `count` least scores are; of equal scores the least magnitudes, of equal magnitudes the first."""
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    scores = scores.float() if scores.dtype.itemsize < 4 else scores
+    last = scores.kthvalue(count).values
+    least = scores < last
+    ties = (scores == last).nonzero().squeeze(1)
+    order = magnitudes[ties].argsort(stable=True)
+    least[ties[order[: count - int(least.sum())]]] = True
+    return least
