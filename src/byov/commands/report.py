@@ -1,0 +1,69 @@
+"""`byov report`: runs side by side on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders of byov pretrain or train; files of byov evaluate, probe and reproduce."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    samples: Annotated[int, typer.Option(help="Posterior draws to read under.")] = 30,
+    shift: Annotated[str, typer.Option(help="few (5), augmentations (15), corruptions (15) or none.")] = "few",
+    severities: Annotated[str, typer.Option(help="Of the shifts, such as 1-5 or 1,3,5.")] = "1,3,5",
+    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,
+    split: Annotated[str, typer.Option(help="The split to read on.")] = "test",
+    seed: Annotated[int, typer.Option(help="Of the draws, the shifts, the probe, and what --limit takes.")] = 0,
+    root: Annotated[
+        Path | None, typer.Option(help="The folder of the data sets, if not where the recipe says.", show_default=False)
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where measured numbers are kept; none: RUN/report.", show_default=False),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.", show_default=False)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    compute: Annotated[
+        bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
+    ] = True,
+    renew: Annotated[bool, typer.Option("--renew", help="Measure again what was kept.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+) -> None:
+    """One HTML file about one or several runs: is it better calibrated, where does it fail, what does it not know?
+
+    Runs that differ in their seed only are shown as one model with error bars. What was measured once is kept beside
+    the run, so that a second report takes no time. The file loads nothing from the network.
+
+    Example: byov report runs/byol runs/byov --out report.html
+    """
+    from rich.console import Console
+
+    from byov.device import choose_device
+    from byov.evaluation.images import SHIFTS, parse_severities
+    from byov.report.measure import Asked
+    from byov.report.page import report
+    from byov.ssl.report import check_out
+
+    check_out(out, force)
+    if shift not in (*SHIFTS, "few"):
+        raise ValueError(f"A shift is few, {', '.join(SHIFTS)}, not {shift!r}.")
+    if samples < 1:
+        raise ValueError(f"A report needs at least one draw, not --samples {samples}.")
+    if limit < 0:
+        raise ValueError(f"--limit is a number of images, or 0 for all, not {limit}.")
+    asked = Asked(samples, shift, parse_severities(severities), limit or None, split, seed=seed)
+    place = str(root) if root is not None else None
+    tree = report(runs, out, asked, place, choose_device(device), compute, renew, cache, title)
+    console = Console()
+    console.print(tree["verdict"]["question"], style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(tree["verdict"]["answer"], markup=False, highlight=False, soft_wrap=True)
+    for comparison in tree["verdict"]["comparisons"][:1]:
+        for sentence in comparison["sentences"]:
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{out}: {out.stat().st_size / 1e3:,.0f} kB", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,215 @@
+"""The numbers of every section of the page, as one tree of JSON that its tables and charts are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import byov
+from byov.evaluation.rows import CLEAN
+from byov.evaluation.summary import summarise
+from byov.report.groups import Group, row_score
+from byov.report.intervals import mean_error
+from byov.report.reliability import diagram
+from byov.report.sources import Run, Sources, common, finite, flat, thinned
+from byov.report.verdict import verdict
+
+SHARES = {"top1", "ece", "aurc"}
+METRICS: dict[str, tuple[str, str, bool]] = {
+    "ece": ("ECE", "%", False),
+    "top1": ("Top-1", "%", True),
+    "nll": ("NLL", "nats", False),
+    "brier": ("Brier score", "", False),
+    "reliability": ("Brier reliability", "", False),
+    "auroc_entropy": ("AUROC by entropy", "", True),
+    "auroc_mutual_information": ("AUROC by mutual information", "", True),
+    "fpr95_entropy": ("FPR at 95 % by entropy", "%", False),
+}
+"""Score → its name, its unit, and whether more is better."""
+CURVES = ("ssl", "cross_entropy", "loss", "kl", "beta", "accuracy", "sigma", "snr", "spread", "lr")
+
+
+def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
+    """The whole tree."""
+    series = [
+        {"id": f"{i}/{reading}", "group": i, "reading": reading, "label": _series_label(group, reading)}
+        for i, group in enumerate(groups)
+        for reading in group.readings
+    ]
+    sections = {
+        "verdict": verdict(groups),
+        "numbers": numbers(groups),
+        "calibration": calibration(groups),
+        "ood": ood(groups),
+        "pruning": _each(groups, "pruning"),
+        "layers": layers(groups),
+        "convergence": _each(groups, "convergence"),
+        "gallery": _each(groups, "gallery"),
+        "training": training(groups),
+        "reproduced": sources.outcomes,
+        "config": config(groups),
+        "protocol": protocols(groups),
+    }
+    told = [
+        {
+            "label": group.label,
+            "posterior": group.posterior,
+            "runs": [run.name for run in group.runs],
+            "seeds": [run.seed for run in group.runs],
+        }
+        for group in groups
+    ]
+    notes = [note for run in sources.runs for note in run.notes]
+    return finite({"byov": byov.__version__, "groups": told, "series": series, "notes": notes, **sections})
+
+
+def _series_label(group: Group, reading: str) -> str:
+    if not group.posterior:
+        return group.label
+    return f"{group.label}, {'draws' if reading == 'under_draws' else 'μ'}"
+
+
+def numbers(groups: Sequence[Group]) -> dict[str, Any]:
+    """Means and standard errors by group and reading, and every run by itself."""
+    rows, runs = [], []
+    for i, group in enumerate(groups):
+        for reading in group.readings:
+            scores = {
+                f"{name}/{where}": dict(zip(("value", "error"), mean_error(values), strict=True))
+                for name in METRICS
+                for where in ("clean", "shifted")
+                if (values := group.values(name, reading, where == "clean"))
+            }
+            if scores:
+                rows.append({"series": f"{i}/{reading}", "seeds": len(group.evaluated), "scores": scores})
+            for run in group.runs:
+                runs.append(
+                    {"run": run.name, "seed": run.seed, "series": f"{i}/{reading}", **_run_scores(run, reading)}
+                )
+    probes = [{"run": run.name, **(run.probe or {})} for group in groups for run in group.runs if run.probe]
+    return {"rows": rows, "runs": [row for row in runs if row["scores"]], "probes": probes}
+
+
+def _run_scores(run: Run, reading: str) -> dict[str, Any]:
+    one = Group("", [run])
+    found = {}
+    for name in METRICS:
+        for where in ("clean", "shifted"):
+            values = one.values(name, reading, where == "clean") if run.evaluation is not None else []
+            if values:
+                found[f"{name}/{where}"] = values[0]
+    return {"scores": found}
+
+
+def calibration(groups: Sequence[Group]) -> dict[str, Any]:
+    """Reliability diagrams, the runs of a group together: on clean images, and on all shifted ones."""
+    found: dict[str, Any] = {}
+    for where in ("clean", "shifted"):
+        for i, group in enumerate(groups):
+            for reading in group.readings:
+                rows = [
+                    row[reading]
+                    for run in group.runs
+                    for key, row in run.parts.get("images", {}).items()
+                    if (key == f"{CLEAN}/0") == (where == "clean")
+                ]
+                if rows:
+                    found.setdefault(where, {})[f"{i}/{reading}"] = diagram(rows)
+    return found
+
+
+def ood(groups: Sequence[Group]) -> dict[str, Any]:
+    """Each score by shift and severity ("mean" and each one), means over the runs of a group."""
+    shifts: dict[str, None] = {}
+    severities: set[int] = set()
+    values: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for i, group in enumerate(groups):
+        for reading in group.readings:
+            cells: dict[tuple[str, str, str], list[float]] = {}
+            for run in group.evaluated:
+                rows = run.evaluation["rows"]  # type: ignore[index]
+                means = summarise(rows)
+                for row in [*rows, *means]:
+                    shift = "all shifts" if row.severity == 0 and row.shift == "mean" else row.shift
+                    severity = "mean" if row.severity == 0 else str(row.severity)
+                    shifts.setdefault(shift)
+                    severities |= {row.severity} - {0}
+                    for name in METRICS:
+                        value = row_score(row, reading, name)
+                        if value is not None:
+                            cells.setdefault((name, shift, severity), []).append(value)
+            for (name, shift, severity), each in cells.items():
+                place = values.setdefault(f"{i}/{reading}", {}).setdefault(name, {}).setdefault(shift, {})
+                place[severity] = sum(each) / len(each)
+    order = [name for name in shifts if name not in (CLEAN, "all shifts")]
+    order = [*([CLEAN] if CLEAN in shifts else []), *order, *(["all shifts"] if "all shifts" in shifts else [])]
+    metrics = {name: {"name": words, "unit": unit, "more": more} for name, (words, unit, more) in METRICS.items()}
+    return {"shifts": order, "severities": sorted(severities), "metrics": metrics, "values": values} if values else {}
+
+
+def _each(groups: Sequence[Group], part: str) -> list[dict[str, Any]]:
+    """A part of the first run of each group that has it."""
+    found = []
+    for i, group in enumerate(groups):
+        run = next((run for run in group.runs if part in run.parts), None)
+        if run is not None:
+            found.append({"group": i, "run": run.name, "value": run.parts[part]})
+    return found
+
+
+def layers(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """σ and SNR by tensor, and how they came to be, where training has written that down."""
+    found = _each(groups, "layers")
+    for entry in found:
+        run = next(run for run in groups[entry["group"]].runs if run.name == entry["run"])
+        entry["log"] = thinned(run.layer_log, 60)
+    return found
+
+
+def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The log of every run, thinned: by name the epochs and the values."""
+    found = []
+    for i, group in enumerate(groups):
+        for run in group.runs:
+            lines = thinned([line for line in run.log if "epoch" in line], 120)
+            curves = {
+                name: [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
+                for name in CURVES
+            }
+            curves = {name: points for name, points in curves.items() if len(points) > 1}
+            if curves:
+                found.append({"group": i, "run": run.name, "seed": run.seed, "curves": curves})
+    return found
+
+
+def config(groups: Sequence[Group]) -> dict[str, Any]:
+    """Every setting by group, the ones in which they differ first; and how large each network is."""
+    flats = [flat(group.runs[0].config) for group in groups]
+    keys = list(dict.fromkeys(key for settings in flats for key in settings))
+    rows: list[dict[str, Any]] = []
+    for key in keys:
+        values = [settings.get(key) for settings in flats]
+        if key == "train.seed":
+            values = [[run.seed for run in group.runs] for group in groups]
+        differ = any(value != values[0] for value in values)
+        rows.append({"key": key, "values": values, "differ": differ})
+    extra: dict[str, Callable[[Run], Any]] = {
+        "weights": lambda run: run.parts.get("identity", {}).get("weights"),
+        "of them random": lambda run: run.parts.get("identity", {}).get("random"),
+        "N of the KL": lambda run: run.about.get("kl_scale"),
+        "training images": lambda run: run.about.get("data", {}).get("images"),
+        "data digest": lambda run: run.about.get("data", {}).get("digest"),
+    }
+    about = [{"key": key, "values": [get(group.runs[0]) for group in groups]} for key, get in extra.items()]
+    about = [row for row in about if any(value is not None for value in row["values"])]
+    return {"rows": sorted(rows, key=lambda row: not row["differ"]), "about": about} if rows else {}
+
+
+def protocols(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the evaluations agree on, once; what is each one's own, by run."""
+    evaluated = [run for group in groups for run in group.evaluated]
+    flats = {run.name: flat(run.evaluation["protocol"]) for run in evaluated}  # type: ignore[index]
+    keys = list(dict.fromkeys(key for settings in flats.values() for key in settings))
+    shared = {key: value for key in keys if (value := common(each.get(key) for each in flats.values())) is not None}
+    own = {name: {key: v for key, v in each.items() if key not in shared} for name, each in flats.items()}
+    return {"shared": shared, "own": own} if flats else {}

@@ -1,0 +1,61 @@
+"""Pictures for the page: which images a model is sure of, which not, and where it is sure and wrong."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from byov.data import ImageSet
+from byov.prediction import Prediction
+
+SHOWN = 12
+SIDE = 96
+"""The longest side of a picture on the page; what is smaller stays as it is, and the page enlarges it."""
+
+
+def gallery(data: ImageSet, prediction: Prediction, shown: int = SHOWN) -> dict[str, Any]:
+    """The `shown` images of least and of most entropy, and the mistakes of most confidence, as data URIs."""
+    assert data.labels is not None
+    assert prediction.entropy is not None
+    confidence, predicted = prediction.mean.cpu().max(1)
+    entropy, labels = prediction.entropy.cpu(), data.labels.cpu()
+    wrong = predicted != labels
+    order = entropy.argsort(stable=True)
+    mistakes = wrong.nonzero()[:, 0]
+    mistakes = mistakes[confidence[mistakes].argsort(descending=True, stable=True)]
+    information = prediction.mutual_information
+
+    def entry(i: int) -> dict[str, Any]:
+        return {
+            "index": i,
+            "label": data.class_names[int(labels[i])],
+            "predicted": data.class_names[int(predicted[i])],
+            "correct": not bool(wrong[i]),
+            "confidence": round(float(confidence[i]), 4),
+            "entropy": round(float(entropy[i]), 4),
+            "mutual_information": None if information is None else round(float(information[i]), 4),
+            "image": data_uri(data.images[i]),
+        }
+
+    chosen = {"certain": order[:shown], "uncertain": order.flip(0)[:shown], "mistakes": mistakes[:shown]}
+    found: dict[str, Any] = {name: [entry(int(i)) for i in indices] for name, indices in chosen.items()}
+    return {**found, "wrong": int(wrong.sum()), "images": len(data)}
+
+
+def data_uri(image: Tensor) -> str:
+    """An image (C, H, W) in uint8 as an inline PNG, or WebP where it had to be made smaller."""
+    pixels = image.cpu().permute(1, 2, 0)
+    pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    picture = Image.fromarray(pixels.to(torch.uint8).contiguous().numpy())
+    large = max(picture.size) > SIDE
+    if large:
+        picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    kind, options = ("webp", {"quality": 80}) if large else ("png", {"optimize": True})
+    content = BytesIO()
+    picture.save(content, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

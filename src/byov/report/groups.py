@@ -1,0 +1,127 @@
+"""Runs that differ in their seed only are one group; each group is read at μ and, with a posterior, under draws."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from byov.evaluation.rows import CLEAN, Row
+from byov.report.collect import shifted
+from byov.report.sources import Run, flat
+from byov.train.run import FREE
+
+METHODS = {
+    ("pretrain", "none"): "BYOL",
+    ("pretrain", "gaussian"): "BYOV",
+    ("train", "none"): "Point network",
+    ("train", "gaussian"): "Gaussian",
+    ("train", "dropout"): "Dropout",
+    ("train", "dropconnect"): "DropConnect",
+    ("train", "ensemble"): "Ensemble",
+    ("train", "emp"): "EMP",
+    ("train", "ecmp"): "ECMP",
+}
+SEED = "train.seed"
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One model, trained with one or more seeds."""
+
+    label: str
+    runs: list[Run]
+
+    @property
+    def posterior(self) -> bool:
+        return self.runs[0].posterior
+
+    @property
+    def evaluated(self) -> list[Run]:
+        return [run for run in self.runs if run.evaluation is not None]
+
+    @property
+    def readings(self) -> list[str]:
+        return ["at_mean", "under_draws"] if self.posterior else ["at_mean"]
+
+    @property
+    def best(self) -> str:
+        """The reading that is the model's own: under draws where there is a posterior."""
+        return self.readings[-1]
+
+    def values(self, score: str, reading: str, clean: bool) -> list[float]:
+        """A score of each evaluated run, on clean images or as the mean over the shifts."""
+        found = [row_score(condition(run, clean), reading, score) for run in self.evaluated]
+        return [value for value in found if value is not None]
+
+
+def condition(run: Run, clean: bool) -> Row | None:
+    """The row of clean images, or the mean over the shifts."""
+    rows = (run.evaluation or {}).get("rows", [])
+    return next((row for row in rows if row.shift == CLEAN), None) if clean else shifted(rows)
+
+
+def row_score(row: Row | None, reading: str, score: str) -> float | None:
+    part = None if row is None else getattr(row, reading)
+    return None if part is None else part.get(score)
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Groups in the order of their first runs; those without a posterior first, as what the others are held against."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        together.setdefault(_key(run), []).append(run)
+    each = sorted(together.values(), key=lambda members: members[0].posterior)  # stable
+    return [Group(label, members) for label, members in zip(_labels(each), each, strict=True)]
+
+
+def _key(run: Run) -> str:
+    if not run.config:
+        stem = re.sub(r"[-_ ]?(seed)?[-_ ]?\d+$", "", run.name)
+        return json.dumps(["file", run.kind, run.posterior, stem])
+    settings = {key: value for key, value in flat(run.config).items() if key not in {SEED, *FREE}}
+    return json.dumps([run.kind, settings], sort_keys=True)
+
+
+def method(run: Run) -> str:
+    """What a reader calls it."""
+    if run.config:
+        return METHODS.get((run.kind or "", run.config["posterior"]["family"]), run.name)
+    if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
+        return "BYOV" if run.posterior else "BYOL"
+    return run.name
+
+
+def _labels(each: Sequence[list[Run]]) -> list[str]:
+    """The methods' names; where two groups have the same, with the settings in which they differ."""
+    names = [method(members[0]) for members in each]
+    labels = []
+    for name, members in zip(names, each, strict=True):
+        rivals = [other for other, theirs in zip(each, names, strict=True) if theirs == name]
+        labels.append(name if len(rivals) == 1 else f"{name}, {_difference(members[0], rivals)}")
+    taken: dict[str, int] = {}
+    for i, label in enumerate(labels):
+        taken[label] = taken.get(label, 0) + 1
+        labels[i] = label if taken[label] == 1 else f"{label} ({taken[label]})"
+    return labels
+
+
+def _difference(run: Run, rivals: Sequence[list[Run]]) -> str:
+    settings = [flat(rival[0].config) for rival in rivals]
+    differ = [
+        key
+        for key in settings[0]
+        if key not in {SEED, *FREE} and any(other.get(key) != settings[0][key] for other in settings[1:])
+    ]
+    own = flat(run.config)
+    if not differ or len(differ) > 3:
+        return PurePath(run.name).name
+    return ", ".join(f"{key.rpartition('.')[2]} {_short(own.get(key))}" for key in differ)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:23]}…"

@@ -1,0 +1,107 @@
+"""How sure a difference is: over seeds where there are several, else over the test images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+Source = Literal["seeds", "images"]
+LEVEL = 0.95
+RESAMPLES = 1000
+Array = Any
+"""An array of numpy."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value, and where it lies with 95 % confidence; `over` says what was varied, None if nothing could be."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    over: Source | None = None
+
+    @property
+    def sign(self) -> int | None:
+        """−1 or 1 where the interval leaves 0 out, 0 where it does not, None where there is no interval."""
+        if self.low is None or self.high is None:
+            return None
+        return -1 if self.high < 0 else 1 if self.low > 0 else 0
+
+
+def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error; none of a single value."""
+    mean = float(np.mean(values))
+    return mean, float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """mean(second) − mean(first), by Welch's t: the seeds of the two have nothing to do with each other.
+
+    With no spread at all the interval is the value: equal numbers do not differ.
+    """
+    if len(first) < 2 or len(second) < 2:
+        raise ValueError("An interval over seeds needs at least two runs on either side.")
+    value = float(np.mean(second) - np.mean(first))
+    parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
+    variance = sum(parts)
+    if variance == 0:
+        return Interval(value, value, value, "seeds")
+    freedom = variance**2 / sum(p**2 / (len(each) - 1) for p, each in zip(parts, (first, second), strict=True))
+    reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * variance**0.5
+    return Interval(value, value - reach, value + reach, "seeds")
+
+
+def over_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """mean(second − first) of the same runs read in two ways, by Student's t."""
+    if len(first) != len(second) or len(first) < 2:
+        raise ValueError("An interval over pairs needs at least two of them.")
+    value, error = mean_error([b - a for a, b in zip(first, second, strict=True)])
+    reach = float(stats.t.ppf(0.5 + LEVEL / 2, len(first) - 1)) * (error or 0.0)
+    return Interval(value, value - reach, value + reach, "seeds")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What was predicted for the same n images under each of R conditions, such as shifts: (R, n) each."""
+
+    confidence: Array
+    correct: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[dict[str, Any]]) -> Hits:
+        return cls(*(np.array([row[name] for row in rows], dtype=np.float64) for name in ("confidence", "correct")))
+
+
+def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
+    """Of each resample the mean over conditions of the ECE; `counts` (B, n) says how often each image was drawn."""
+    total = np.zeros(len(counts))
+    edges = np.arange(1, bins) / bins
+    for confidence, correct in zip(hits.confidence, hits.correct, strict=True):
+        index = np.searchsorted(edges, confidence, side="left")  # open on the left, as in calibration_error
+        member = np.eye(bins)[index] * (confidence - correct)[:, None]
+        total += np.abs(counts @ member).sum(1) / counts.sum(1)
+    return total / len(hits.confidence)
+
+
+def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: int = 0) -> Interval:
+    """ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over the images that both saw.
+
+    An image is drawn with all its shifted versions and by all models at once. It says how another test set would
+    differ, not how another training run would. The reach is 1.96 standard deviations of the resamples, about the value
+    itself: the resamples' own centre is too high, since resampling adds noise to every bin.
+    """
+    n = {hits.confidence.shape[1] for hits in (*first, *second)}
+    if len(n) != 1:
+        raise ValueError(f"A bootstrap compares models on the same images, not on {sorted(n)} of them.")
+    size = n.pop()
+    counts = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
+    counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
+    sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
+    difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]
+    value, reach = float(difference[0]), 1.96 * float(difference[1:].std(ddof=1))
+    return Interval(value, value - reach, value + reach, "images")

@@ -1,0 +1,105 @@
+"use strict";
+// From the page's numbers to its charts: one function per section.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const percent = (value, digits = 2) => (Number.isFinite(value) ? `${(100 * value).toFixed(digits)} %` : "–");
+const short = (value) => `${Number((100 * value).toPrecision(3))}`.replace("-", "−");
+const MEASURES = {
+  top1: { name: "Top-1", axis: "top-1, %", show: percent, format: short },
+  ece: { name: "ECE", axis: "ECE, %", show: percent, format: short },
+  nll: { name: "NLL", axis: "NLL, nats", show: (v) => `${number(v)} nats`, format: number },
+  mutual_information: { name: "Mutual information", axis: "mutual information, nats", show: (v) => `${number(v)} nats`, format: number },
+};
+const label = (group) => DATA.groups[group].label;
+const series = (id) => DATA.series.find((each) => each.id === id);
+
+function chosen(section, fallback) {
+  const picked = document.querySelector(`#${section} [data-measure][aria-pressed="true"]`);
+  return picked ? picked.dataset.measure : fallback;
+}
+
+const FIGURES = {
+  calibration(host) {
+    const where = host.dataset.where;
+    const found = DATA.calibration[where];
+    const most = Math.max(...Object.values(found).flatMap((each) => each.points.map((p) => p.count)));
+    const lines = Object.entries(found).map(([id, each]) => ({
+      label: series(id).label,
+      colour: series(id).group,
+      dashed: series(id).reading === "at_mean" && DATA.groups[series(id).group].posterior,
+      points: each.points.map((p) => ({
+        x: p.confidence, y: p.accuracy, low: p.low, high: p.high, r: 2.2 + 5 * Math.sqrt(p.count / most), faint: p.count < 6,
+        tip: [`confidence ${percent(p.confidence, 1)}`, `accuracy ${percent(p.accuracy, 1)} (95 %: ${percent(p.low, 0)} to ${percent(p.high, 0)})`, `${p.count.toLocaleString("en")} images, gap ${percent(p.accuracy - p.confidence, 1).replace("-", "−")}`],
+      })),
+    }));
+    const images = Object.values(found)[0].images;
+    return {
+      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together",
+      describe: `Accuracy against confidence in ${Object.values(found)[0].bins} bins of ${images.toLocaleString("en")} predictions per model; on the diagonal a model is calibrated.`,
+      x: { label: "confidence, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] },
+      y: { label: "accuracy, %", domain: [0, 1], format: short },
+      diagonal: true, square: true, series: lines,
+    };
+  },
+  pruning(host) {
+    const measure = chosen("pruning", "top1"), told = MEASURES[measure];
+    const lines = DATA.pruning.flatMap((each) => each.value.map((curve) => ({
+      label: `${label(each.group)}, by ${curve.by === "snr" ? "SNR" : "magnitude"}`,
+      colour: each.group, dashed: curve.by === "magnitude" && DATA.groups[each.group].posterior,
+      points: curve.sparsity.map((s, i) => ({ x: s, y: curve[measure][i], tip: [`${short(s)} % of the weights are 0`, `${told.name} ${told.show(curve[measure][i])}`] })),
+    })));
+    return {
+      title: `${told.name} of the pruned network at μ, without retraining`,
+      describe: "The share of each layer's weights that was set to 0, against the score.",
+      x: { label: "weights set to 0, %", domain: [-0.02, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] },
+      y: { label: told.axis, format: told.format }, series: lines,
+    };
+  },
+  convergence(host) {
+    const measure = host.dataset.measure, told = MEASURES[measure];
+    const rules = DATA.convergence.filter((each) => Number.isFinite(each.value.at_mean[measure])).map((each) => ({ y: each.value.at_mean[measure], colour: each.group }));
+    const lines = DATA.convergence.map((each) => ({
+      label: label(each.group), colour: each.group,
+      points: each.value.draws.map((s, i) => ({
+        x: s, y: each.value[measure][i],
+        tip: [`${s} ${s === 1 ? "draw" : "draws"}: ${told.name} ${told.show(each.value[measure][i])}`, ...(measure in each.value.at_mean ? [`at μ ${told.show(each.value.at_mean[measure])}`] : [])],
+      })),
+    }));
+    const spread = [...lines.flatMap((line) => line.points.map((p) => p.y)), ...rules.map((rule) => rule.y)];
+    return {
+      title: `${told.name} of the mean of S draws`,
+      describe: "The score against the number of draws; the dotted line is the reading at the posterior mean.",
+      x: { label: "draws S", log: true, ticks: [1, 2, 5, 10, 20, 50, 100, 200].filter((s) => s <= Math.max(...DATA.convergence.flatMap((e) => e.value.draws))) },
+      y: { label: told.axis, format: told.format, domain: extent(spread, false, 0.12) }, series: lines, rules,
+    };
+  },
+  layers(host) {
+    const what = host.dataset.what;
+    const names = [...new Set(DATA.layers.flatMap((each) => each.value.filter((row) => row.shape.length > 1).map((row) => row.name)))];
+    const lines = DATA.layers.map((each) => ({
+      label: label(each.group), colour: each.group, line: false,
+      points: each.value.filter((row) => row.shape.length > 1 && row[what]).map((row) => ({
+        x: row[what][2], y: names.indexOf(row.name), left: row[what][0], right: row[what][4], inner: [row[what][1], row[what][3]],
+        tip: [row.name, `median ${number(row[what][2])}`, `middle half ${number(row[what][1])} to ${number(row[what][3])}`, `5 to 95 % ${number(row[what][0])} to ${number(row[what][4])}`, `${row.weights.toLocaleString("en")} weights`],
+      })),
+    }));
+    return {
+      title: what === "sigma" ? "σ, the standard deviation of the weights" : "SNR, |μ|/σ of the weights",
+      describe: "By layer: the median, the middle half and the range from 5 to 95 % of its weights.",
+      x: { label: what === "sigma" ? "σ" : "|μ|/σ", log: true }, y: { label: "", categories: names }, series: lines,
+    };
+  },
+  training(host) {
+    const curve = host.dataset.curve;
+    const words = { loss: "Loss", ssl: "BYOL loss (0 to 8)", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
+    const lines = DATA.training.filter((each) => each.curves[curve]).map((each) => ({
+      label: DATA.training.filter((other) => other.group === each.group).length > 1 ? `${label(each.group)}, seed ${each.seed}` : label(each.group),
+      colour: each.group,
+      points: each.curves[curve].map(([epoch, value]) => ({ x: epoch, y: value, r: 0, tip: [`epoch ${number(epoch)}`, `${words[curve] || curve} ${number(value)}`] })),
+    }));
+    return { title: words[curve] || curve, describe: "Over the epochs of training.", x: { label: "epoch" }, y: { label: words[curve] || curve }, series: lines };
+  },
+};
+
+function drawFigures(root = document) {
+  for (const host of root.querySelectorAll("[data-figure]")) new Chart(host, FIGURES[host.dataset.figure](host));
+}

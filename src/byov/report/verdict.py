@@ -1,0 +1,199 @@
+"""The answer at the top of the page: is one model better calibrated than another, and is that more than noise?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from byov.evaluation.rows import CLEAN
+from byov.report.groups import Group, condition, row_score
+from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds
+from byov.report.sources import flat
+
+SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
+"""What two evaluations must agree on to be compared; `samples` too, where both have draws."""
+FEW_MISTAKES = 30
+ANSWERS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "unknown: one run, no interval"}
+SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Brier reliability", "")}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A group as it is read for the comparison."""
+
+    group: Group
+    reading: str
+
+    @property
+    def label(self) -> str:
+        return self.group.label
+
+    def values(self, score: str, clean: bool) -> list[float]:
+        return self.group.values(score, self.reading, clean)
+
+    def hits(self, clean: bool) -> list[Hits]:
+        """What each run predicted for each image; nothing where that was not recorded."""
+        found = []
+        for run in self.group.evaluated:
+            images = run.parts.get("images", {}) if run.parts.get("paired") else {}
+            rows = [row[self.reading] for key, row in images.items() if (key == f"{CLEAN}/0") == clean]
+            if rows:
+                found.append(Hits.of(rows))
+        return found if len(found) == len(self.group.evaluated) else []
+
+
+def difference(first: Side, second: Side, score: str, clean: bool) -> Interval | None:
+    """second − first with the best interval there is: over seeds, over images, or none."""
+    ours, theirs = second.values(score, clean), first.values(score, clean)
+    if not ours or not theirs:
+        return None
+    if len(ours) > 1 and len(theirs) > 1:
+        return (over_pairs if first.group is second.group else over_seeds)(theirs, ours)
+    left, right = first.hits(clean), second.hits(clean)
+    value = mean_error(ours)[0] - mean_error(theirs)[0]
+    if score == "ece" and left and right:
+        bins = first.group.evaluated[0].evaluation["protocol"]["bins"]  # type: ignore[index]
+        found = over_images(left, right, bins)
+        assert found.low is not None
+        assert found.high is not None
+        return Interval(value, value + found.low - found.value, value + found.high - found.value, "images")
+    return Interval(value)
+
+
+def incomparable(first: Group, second: Group) -> str:
+    """In what the evaluations of two groups differ, in words; empty if in nothing that matters."""
+    protocols = [flat(run.evaluation["protocol"]) for each in (first, second) for run in each.evaluated]  # type: ignore[index]
+    keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
+    for key in keys:
+        values = [protocol.get(key) for protocol in protocols]
+        if any(value != values[0] for value in values):
+            return key.replace("data.digest", "the images").replace("data.", "the number of ")
+    return ""
+
+
+def verdict(groups: Sequence[Group]) -> dict[str, Any]:
+    """The question, the answer, and the numbers behind it, for the page and for its readers."""
+    judged = [each for each in groups if each.evaluated]
+    if not judged:
+        return {"question": "How well calibrated are these models?", "comparisons": [], "answer": NOTHING}
+    points = [each for each in judged if not each.posterior]
+    random = [each for each in judged if each.posterior]
+    if len(judged) == 1:
+        return _alone(judged[0])
+    base = (points or random)[0]
+    others = [each for each in [*random, *points] if each is not base]
+    comparisons = [compare(Side(base, base.best), Side(other, other.best)) for other in others]
+    first = comparisons[0]
+    return {
+        "question": f"Is {others[0].label} better calibrated than {base.label} here?",
+        "answer": first["answer"],
+        "comparisons": comparisons,
+    }
+
+
+NOTHING = "Nothing has been measured yet: leave out --no-compute, or name a file of byov evaluate."
+
+
+def _alone(only: Group) -> dict[str, Any]:
+    """With one group: what its draws bring or, without a posterior, how well it is calibrated."""
+    if only.posterior:
+        compared = compare(Side(only, "at_mean"), Side(only, "under_draws"))
+        return {
+            "question": f"Do its draws make {only.label} better calibrated here?",
+            "answer": compared["answer"],
+            "comparisons": [compared],
+        }
+    side = Side(only, only.best)
+    parts = []
+    for clean, words in ((True, "on clean images"), (False, "on shifted images")):
+        values = side.values("ece", clean)
+        if values:
+            parts.append(f"ECE {spelled(mean_error(values), 'ece')} {words}")
+    return {
+        "question": f"How well calibrated is {only.label} here?",
+        "answer": f"{'; '.join(parts)}. Name a second run to compare it with.",
+        "comparisons": [],
+    }
+
+
+def compare(first: Side, second: Side) -> dict[str, Any]:
+    """Two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
+    found: dict[str, Any] = {"first": _told(first), "second": _told(second), "rows": [], "sentences": [], "notes": []}
+    reason = incomparable(first.group, second.group)
+    if reason:
+        found["answer"] = f"They cannot be compared: they were measured with different values of {reason}."
+        return found
+    answers: dict[bool, str] = {}
+    for clean in (True, False):
+        for score, (name, unit) in SCORES.items():
+            gap = difference(first, second, score, clean)
+            if gap is None:
+                continue
+            row = {"score": score, "name": name, "unit": unit, "clean": clean, "gap": asdict(gap), "sign": gap.sign}
+            for side, key in ((first, "first"), (second, "second")):
+                row[key] = dict(zip(("value", "error"), mean_error(side.values(score, clean)), strict=True))
+            found["rows"].append(row)
+            if score == "ece":
+                answers[clean] = ANSWERS[gap.sign]
+                found["sentences"].append(_sentence(first, second, gap, clean))
+    found["answer"] = _answer(answers)
+    found["notes"] = list(_notes(first, second, found["rows"]))
+    return found
+
+
+def _told(side: Side) -> dict[str, Any]:
+    draws = side.group.evaluated[0].evaluation["protocol"]["samples"]  # type: ignore[index]
+    reading = f"under {draws} draws" if side.reading == "under_draws" else "at μ" if side.group.posterior else ""
+    return {"label": side.label, "reading": reading, "seeds": len(side.group.evaluated)}
+
+
+def _answer(answers: dict[bool, str]) -> str:
+    if len(set(answers.values())) == 1 and len(answers) == 2:
+        word = next(iter(answers.values()))
+        neither = "neither on clean nor on shifted images" if word == ANSWERS[0] else "on clean and on shifted images"
+        return f"{word[0].upper()}{word[1:]}, {neither}."
+    parts = [f"{'Clean' if clean else 'Shifted'} images: {word}." for clean, word in answers.items()]
+    return " ".join(parts)
+
+
+def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
+    data = second.group.evaluated[0].evaluation["protocol"]["data"]  # type: ignore[index]
+    where = f"On {data['images']:,} clean {data['name']} images" if clean else "Under shift"
+    ours, theirs = (spelled(mean_error(side.values("ece", clean)), "ece") for side in (second, first))
+    names = [f"{told['label']} {told['reading']}".strip() for told in (_told(second), _told(first))]
+    reach = ""
+    if gap.low is not None and gap.high is not None:
+        reach = f", 95 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}".replace("-", "−")
+    change = f"{100 * gap.value:+.2f}".replace("-", "−")
+    return f"{where} the ECE is {ours} for {names[0]}, {theirs} for {names[1]}: {change} points{reach}."
+
+
+def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
+    """What keeps a careful reader from believing too much."""
+    over = {row["gap"]["over"] for row in rows if row["score"] == "ece"}
+    counts = [len(side.group.evaluated) for side in (first, second)]
+    if "seeds" in over:
+        many = f"{counts[0]} and {counts[1]} seeds" if first.group is not second.group else f"{counts[0]} seeds"
+        yield f"± is the standard error over {many}; intervals by {'Welch' if 'and' in many else 'Student'}'s t."
+    if "images" in over:
+        alone = "With one run on a side, intervals" if first.group is not second.group else "Intervals"
+        yield f"{alone} come from resampling the test images; training again may differ by more."
+    if None in over:
+        yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
+    row = condition(second.group.evaluated[0], True)
+    top1 = row_score(row, second.reading, "top1")
+    images = second.group.evaluated[0].evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    wrong = None if top1 is None else round((1 - top1) * images)
+    if wrong is not None and wrong < FEW_MISTAKES:
+        mistakes = "Only 1 clean image is" if wrong == 1 else f"Only {wrong} clean images are"
+        yield f"{mistakes} misread, of {images:,}: too few to tell the clean calibration of good models apart."
+
+
+def spelled(value: tuple[float, float | None], score: str) -> str:
+    """A mean and its standard error, in per cent where a share is meant."""
+    percent = SCORES.get(score, ("", ""))[1] == "%"
+    factor, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    mean, error = value
+    spread = "" if error is None else f" ± {factor * error:.{digits}f}"
+    return f"{factor * mean:.{digits}f}{spread}{unit}"

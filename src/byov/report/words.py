@@ -1,0 +1,67 @@
+"""Numbers and settings as the page writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DASH = "–"
+
+MISSING = {
+    "verdict": ("The answer needs scores of at least one model", "byov report RUN"),
+    "numbers": ("No scores have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
+    "calibration": ("What was predicted for each image has not been recorded", "byov report RUN"),
+    "ood": ("No scores under shift have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
+    "pruning": ("No network has been pruned yet", "byov report RUN"),
+    "layers": (
+        "There is no run with a posterior whose layers were read",
+        "byov pretrain --set posterior.family=gaussian",
+    ),
+    "convergence": ("There is no run with a posterior that was read under draws", "byov report RUN --samples 30"),
+    "gallery": ("No images have been read yet", "byov report RUN"),
+    "training": ("There is no log of the training", "byov pretrain --run RUN"),
+    "config": ("There is no run folder, whose checkpoint holds the recipe", "byov report RUN"),
+    "protocol": ("Nothing has been evaluated, so there is no protocol", "byov report RUN"),
+}
+"""For a section without numbers: why, and the command that makes them."""
+
+
+def missing(section: str) -> dict[str, str]:
+    """The sentence and the command of a section that has nothing to show."""
+    reason, command = MISSING[section]
+    return {"reason": reason, "command": command}
+
+
+def cell(value: Any, unit: str = "", error: float | None = None) -> str:
+    """A score with its standard error; shares in per cent."""
+    if value is None:
+        return DASH
+    factor, digits = (100, 2) if unit == "%" else (1, 3)
+    text = f"{factor * value:.{digits}f}"
+    return text if error is None else f"{text} ± {factor * error:.{digits}f}"
+
+
+def signed(value: float | None, unit: str = "") -> str:
+    """A difference with its sign, and a minus that is one."""
+    if value is None:
+        return DASH
+    factor, digits = (100, 2) if unit == "%" else (1, 3)
+    return f"{factor * value:+.{digits}f}".replace("-", "−")
+
+
+def setting(value: Any) -> str:
+    """A setting as a recipe would write it."""
+    if value is None:
+        return DASH
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(setting(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def count(value: Any) -> str:
+    """A whole number with its thousands apart."""
+    return f"{value:,}" if isinstance(value, int) else DASH if value is None else str(value)
