@@ -11,7 +11,7 @@ from rich.text import Text
 
 from byov.train.diverged import Diverged
 
-VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "prune", "overhead", "reproduce", "report"]
+VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "prune", "explore", "overhead", "reproduce", "report"]
 
 app = typer.Typer(
     name="byov",

@@ -1,0 +1,91 @@
+"""How many draws are enough: predictive mean and std against the number of draws, with bootstraps (BYOV's Figure 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from byov.posterior.random import stream
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Averages over the images, for each number of draws K; every `spread` is a deviation over bootstraps.
+
+    Attributes:
+        draws: the numbers of draws K.
+        mean: the predictive mean of the probability of each image's class: the class that all draws together predict.
+        mean_spread: of that average.
+        std: the standard deviation of that probability over K draws (divided by K, so that one draw has none).
+        std_spread: of that average.
+        image_spread: the deviation over bootstraps of a single image's predictive mean: falls as 1/√K.
+    """
+
+    draws: list[int]
+    mean: list[float]
+    mean_spread: list[float]
+    std: list[float]
+    std_spread: list[float]
+    image_spread: list[float]
+
+
+def convergence(
+    draws: Tensor, counts: Sequence[int] = range(1, 51), bootstraps: int = 50, seed: int = 0
+) -> Convergence:
+    """From class probabilities (S, N, C) under S draws: sets of K draws are drawn from the S, with replacement."""
+    if draws.ndim != 3 or not draws.numel():
+        raise ValueError(f"Convergence is of class probabilities (S, N, C) under S draws, not {tuple(draws.shape)}.")
+    if len(draws) < 2 or bootstraps < 2 or not counts or min(counts) < 1:
+        raise ValueError("Convergence needs at least two draws, two bootstraps, and numbers of draws from 1.")
+    chosen = draws.double().mean(0).argmax(1)
+    values = draws.double().gather(2, chosen.expand(len(draws), -1)[..., None]).squeeze(2)
+    rows = []
+    for count in counts:
+        generator = Generator().manual_seed(stream(seed, count))
+        picked = torch.randint(len(draws), (bootstraps, count), generator=generator).to(values.device)
+        share = torch.zeros(bootstraps, len(draws), dtype=values.dtype, device=values.device)
+        share.scatter_add_(1, picked, torch.full_like(picked, 1.0, dtype=values.dtype) / count)
+        mean = share @ values
+        std = (share @ values.square() - mean.square()).clamp_min(0.0).sqrt()
+        over_images = torch.stack([mean.mean(1), std.mean(1)])
+        average, spread = over_images.mean(1), over_images.std(1)
+        rows.append([average[0], spread[0], average[1], spread[1], mean.std(0).mean()])
+    columns = torch.tensor(rows, dtype=torch.float64).T.tolist()
+    return Convergence(list(counts), *columns)
+
+
+def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
+    """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
+    from byov.exploration.drawing import COLOURS, canvas, plain
+
+    made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
+    for row, (run, shifts) in zip(panels, found.items(), strict=True):
+        for (shift, c), colour in zip(shifts.items(), COLOURS * 3, strict=False):
+            k = torch.tensor(c.draws, dtype=torch.float64)
+            label = shift.replace("_", " ")
+            for axes, middle, spread in ((row[0], c.mean, c.mean_spread), (row[1], c.std, c.std_spread)):
+                m, s = torch.tensor(middle), torch.tensor(spread)
+                axes.plot(k, m, color=colour, linewidth=1.3, label=label)
+                axes.fill_between(k, m - s, m + s, color=colour, alpha=0.2, linewidth=0)
+            row[2].plot(k, c.image_spread, color=colour, linewidth=1.3, label=label)
+        first = next(iter(shifts.values()))
+        guide = [first.image_spread[0] * (first.draws[0] / count) ** 0.5 for count in first.draws]
+        row[2].plot(first.draws, guide, color="0.35", linewidth=0.9, linestyle=(0, (1, 2)), label="∝ 1/√K")
+        row[2].set(xscale="log", yscale="log")
+        row[0].set_ylabel(f"{run}\npredictive mean" if len(found) > 1 else "predictive mean")
+        row[1].set_ylabel("predictive std")
+        row[2].set_ylabel("std of an image's mean")
+        for axes in row:
+            plain(axes)
+    for axes in panels[-1]:
+        axes.set_xlabel("draws K")
+    handles, labels = panels[0][2].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
+    return made

@@ -1,0 +1,159 @@
+"""Whether a model is unsure where people disagree: CIFAR-10H's label distributions against a model's uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURES = {
+    "entropy_at_mean": "entropy at μ",
+    "entropy": "entropy, draws",
+    "expected_entropy": "expected entropy",
+    "mutual_information": "mutual information",
+    "std": "predictive std",
+}
+CONTESTED = 0.2
+"""An image is contested where at least this share of people did not choose the most chosen class."""
+BINS = 10
+
+
+@dataclass(frozen=True)
+class HumanAgreement:
+    """How a model's uncertainty goes with the entropy of people's votes, in nats.
+
+    Attributes:
+        images: how many.
+        spearman: by measure of uncertainty, its rank correlation with the people's entropy, and a bootstrap error.
+        auroc: by measure, how well it tells contested images from the others; None where all are alike.
+        contested: the share of contested images.
+        accuracy: the share of images where the model's first choice is the label.
+        cross_entropy: of the people's distribution under the model's, in nats (Peterson et al. 2019).
+        curve: by measure, the mean human entropy in each tenth of the images, from the surest to the least sure.
+        human_entropy: the mean over images.
+    """
+
+    images: int
+    spearman: dict[str, list[float]]
+    auroc: dict[str, float | None]
+    contested: float
+    accuracy: float
+    cross_entropy: float
+    curve: dict[str, list[float]]
+    human_entropy: float
+
+
+def human_entropy(counts: Tensor) -> Tensor:
+    """The entropy in nats of each image's votes (N, C)."""
+    votes = counts.double()
+    if votes.ndim != 2 or bool((votes < 0).any()) or bool((votes.sum(1) <= 0).any()):
+        raise ValueError("Votes are (N, C), at least one for every image and none below 0.")
+    return torch.special.entr(votes / votes.sum(1, keepdim=True)).sum(1)
+
+
+def human_agreement(
+    uncertainty: Mapping[str, Tensor],
+    probs: Tensor,
+    labels: Tensor,
+    counts: Tensor,
+    bootstraps: int = 200,
+    seed: int = 0,
+) -> HumanAgreement:
+    """Compare measures of uncertainty (N,) with people's votes (N, C) on the same images in the same order.
+
+    Args:
+        uncertainty: by name; those in MEASURES have a name in the figure.
+        probs: the model's probabilities (N, C).
+        labels: (N,).
+        counts: the votes.
+        bootstraps: of the images, for the errors.
+        seed: of the bootstraps.
+    """
+    from scipy.stats import spearmanr
+
+    from byov.metrics.functional import ood_auroc
+
+    if probs.shape != counts.shape or len(labels) != len(probs) or not uncertainty:
+        raise ValueError(
+            f"Probabilities {tuple(probs.shape)} and votes {tuple(counts.shape)} are not of the same images."
+        )
+    human = human_entropy(counts).cpu()
+    share = counts.double().cpu() / counts.double().cpu().sum(1, keepdim=True)
+    contested = share.amax(1) <= 1 - CONTESTED
+    picks = np.random.default_rng(seed).integers(len(human), size=(bootstraps, len(human)))
+    spearman: dict[str, list[float]] = {}
+    auroc: dict[str, float | None] = {}
+    curve: dict[str, list[float]] = {}
+    for name, values in uncertainty.items():
+        model = values.detach().double().cpu()
+        if model.shape != human.shape or not bool(model.isfinite().all()):
+            raise ValueError(f"The uncertainty {name!r} is not one finite number for each of {len(human)} images.")
+        errors = [spearmanr(model[i], human[i]).statistic for i in picks]
+        spearman[name] = [float(spearmanr(model, human).statistic), float(np.nanstd(errors, ddof=1))]
+        two = bool(contested.any()) and not bool(contested.all())
+        auroc[name] = float(ood_auroc(model[~contested], model[contested])) if two else None
+        order = torch.sort(model, stable=True).indices
+        curve[name] = [float(part.mean()) for part in human[order].tensor_split(BINS)]
+    p = probs.double().cpu().clamp_min(1e-12)
+    return HumanAgreement(
+        len(human),
+        spearman,
+        auroc,
+        float(contested.double().mean()),
+        float((probs.argmax(1).cpu() == labels.cpu()).double().mean()),
+        float(-(share * p.log()).sum(1).mean()),
+        curve,
+        float(human.mean()),
+    )
+
+
+def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
+    """Rank correlation by measure and model, and people's entropy against how sure each model is."""
+    from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain
+
+    made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
+    measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
+    width = 0.8 / len(found)
+    for i, ((run, agreement), colour) in enumerate(zip(found.items(), COLOURS, strict=False)):
+        there = [(k, *agreement.spearman[m]) for k, m in enumerate(measures) if m in agreement.spearman]
+        at = [k + (i - (len(found) - 1) / 2) * width for k, _, _ in there]
+        bars.bar(
+            at,
+            [v for _, v, _ in there],
+            0.92 * width,
+            yerr=[e for _, _, e in there],
+            color=colour,
+            label=run,
+            error_kw={"elinewidth": 0.9, "ecolor": "0.2"},
+        )
+        best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
+        tenths = [100 * (k + 0.5) / BINS for k in range(BINS)]
+        lines.plot(
+            tenths,
+            agreement.curve[best],
+            color=colour,
+            marker=MARKERS[i],
+            markersize=4,
+            linewidth=1.3,
+            label=f"{run}, {MEASURES.get(best, best)}",
+        )
+    some = next(iter(found.values()))
+    lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
+    lines.annotate("all images", (98, some.human_entropy), color="0.4", ha="right", va="bottom", fontsize=7.5)
+    bars.set_xticks(range(len(measures)), [MEASURES[m].replace(" ", "\n", 1) for m in measures])
+    bars.set_ylabel("Spearman with people's entropy")
+    bars.axhline(0, color="0.3", linewidth=0.8)
+    bars.legend()
+    lines.set(xlabel="images from the surest to the least sure (%)", ylabel="people's entropy (nats)", xlim=(0, 100))
+    lines.set_ylim(bottom=0)
+    lines.legend()
+    for axes in (bars, lines):
+        plain(axes)
+    return made
