@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -74,18 +74,41 @@ class Table:
         if targets == "all" and self.y_other is not None:
             y = torch.cat([y, self.y_other], 1)
         train, test = self.splits[index]
-        x_mean, x_std = _moments(self.X[train])
-        y_mean, y_std = _moments(y[train])
+        x_mean, x_std = moments(self.X[train])
+        y_mean, y_std = moments(y[train])
         X, y = (self.X - x_mean) / x_std, (y - y_mean) / y_std
         parts = (X[train], y[train], X[test], y[test], y_mean, y_std)
         return Fold(*(part.to(dtype) for part in parts))
 
 
-def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+def moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every column; the deviation of a constant column is 1, so that it divides."""
     mean, std = columns.mean(0), columns.std(0, correction=0)
     # rounding can leave a constant column a std of about 1e-16 of its size instead of 0
     constant = std <= 1e-12 * columns.abs().amax(0)
     return mean, torch.where(constant, torch.ones_like(std), std)
+
+
+def as_numbers(values: Any, name: str) -> Tensor:
+    """Whatever holds numbers (a tensor, an array, a data frame, lists) in float64 on the CPU; words are refused."""
+    if isinstance(values, Tensor):
+        if values.is_complex():
+            raise ValueError(f"{name} is to hold real numbers, not {values.dtype}.")
+        return values.detach().double().cpu()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} is to be a table with rows of one length.") from error
+    if array.dtype == object:  # columns of several kinds, as data frames have them
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            word = next((v for v in array.flat if not isinstance(v, int | float | np.number)), None)
+            raise ValueError(f"{name} is to hold numbers, but has {word!r}.") from None
+    if array.dtype.kind not in "fiub":
+        example = f", such as {str(array.flat[0])!r}" if array.size else ""
+        raise ValueError(f"{name} is to hold numbers, not {array.dtype}{example}.")
+    return torch.from_numpy(array.astype(np.float64))
 
 
 def random_splits(rows: int, count: int = 20, test: float = 0.1, seed: int = 0) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -178,13 +201,10 @@ def _npz(path: Path, name: str, splits: int = 20, seed: int = 0) -> Table:
         raise ValueError(f"{path} is not a readable .npz file of plain arrays.") from error
     if not {"X", "y"} <= set(arrays):
         raise ValueError(f"{path} has no arrays X and y; it has {', '.join(sorted(arrays))}.")
-    for key in ("X", "y", "y_other"):
-        if key in arrays and arrays[key].dtype.kind not in "fiub":
-            raise ValueError(f"{path}: {key} is to hold numbers, not {arrays[key].dtype}.")
-    X, y = (torch.from_numpy(arrays[key].astype(np.float64)) for key in ("X", "y"))
+    X, y = (as_numbers(arrays[key], f"{path}: {key}") for key in ("X", "y"))
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    other = torch.from_numpy(arrays["y_other"].astype(np.float64)) if "y_other" in arrays else None
+    other = as_numbers(arrays["y_other"], f"{path}: y_other") if "y_other" in arrays else None
     if "split_train" in arrays and "split_test" in arrays:
         pairs = zip(arrays["split_train"].astype(np.int64), arrays["split_test"].astype(np.int64), strict=True)
         made = tuple((torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs)

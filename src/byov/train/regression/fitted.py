@@ -1,0 +1,132 @@
+"""What training leaves: for every split a posterior over the regression network, and predictions from draws of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.data.tables import as_numbers
+from byov.posterior import ECMP, EMP, BayesianModule, Dropout, Ensemble, Family
+from byov.posterior.random import categorical, stream
+from byov.train.regression import families
+from byov.train.regression.stack import EPS
+
+CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Hidden activations held at a time while drawing."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split's posterior. Leading dimension of the weights: an explicit ensemble's members, otherwise 1."""
+
+    first: Tensor
+    second: Tensor
+    bias: Tensor
+    patches: Tensor | None
+    moments: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    """BatchNorm's running means and variances: of the inputs (D,), (D,), of the hidden units (H,), (H,)."""
+    x_mean: Tensor
+    x_std: Tensor
+    y_mean: Tensor
+    y_std: Tensor
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A family's posterior on every split, in the order in which `fit` was given them."""
+
+    family: Family
+    splits: tuple[Split, ...]
+
+    @torch.no_grad()
+    def predict(self, X: Any, split: int = 0, samples: int = 10_000, generator: Generator | None = None) -> Tensor:
+        """What `samples` draws of the weights predict for the rows of X, (S, N, T), at the target's own scale.
+
+        Without a generator the draws are the same for the same seed of `fit`.
+        """
+        part = self._part(split)
+        X = as_numbers(X, "X")
+        if X.ndim != 2 or X.shape[1] != len(part.x_mean):
+            raise ValueError(f"X is (N, {len(part.x_mean)}) as in training, not {tuple(X.shape)}.")
+        if samples < 1:
+            raise ValueError(f"A prediction needs at least one draw, not {samples}.")
+        if generator is None:
+            generator = Generator(part.device).manual_seed(
+                stream(part.seed, families.NUMBER[type(self.family)], 1 << 20)
+            )
+        x = ((X.to(part.x_mean) - part.x_mean) / part.x_std).float().t().contiguous()  # (D, N)
+        units = part.first.shape[1]
+        chunk = max(1, CHUNK.get(part.device.type, 1 << 21) // max(1, units * x.shape[1]))
+        draws = []
+        for weight, hidden_bias, second, bias in self._folded(part, samples, chunk, generator):
+            hidden = torch.addmm(hidden_bias.reshape(-1, 1), weight.reshape(-1, weight.shape[-1]), x).relu_()
+            draws.append(torch.baddbmm(bias, second, hidden.view(len(weight), units, -1)).transpose(1, 2))
+        scale, shift = part.y_std.to(x), part.y_mean.to(x)
+        return torch.cat(draws).mul_(scale).add_(shift)
+
+    def _folded(self, part: Split, samples: int, chunk: int, generator: Generator) -> Iterator[tuple[Tensor, ...]]:
+        """Weights and biases of both layers for s draws at a time: (s, H, D), (s, H, 1), (s, T, H), (s, T, 1)."""
+        family = self.family
+        units, features = part.first.shape[1], part.first.shape[2] - 1
+        weight, hidden_bias = part.first.split([features, 1], 2)
+        if isinstance(family, Ensemble):
+            for z in categorical((samples,), family.mixing, weight, generator).split(chunk):
+                yield weight[z], hidden_bias[z], part.second[z], part.bias[z]
+        elif isinstance(family, Dropout):
+            for keep in families.factors(family, samples, features, units, weight, generator).split(chunk):
+                inputs, hidden = keep.unsqueeze(1).split([features, units], 2)
+                many = len(keep), -1, -1
+                yield weight * inputs, hidden_bias.expand(many), part.second * hidden, part.bias.expand(many)
+        else:
+            assert isinstance(family, EMP | ECMP)
+            assert part.patches is not None
+            assert part.moments is not None
+            mean1, var1, mean2, var2 = part.moments
+            for z in families.assignment(family, samples, features, units, weight, generator).split(chunk):
+                drawn = part.patches[0].gather(0, z).unsqueeze(1)
+                gamma1, beta1, gamma2, beta2 = drawn.split([features, features, units, units], 2)
+                gamma1, gamma2 = gamma1 * (var1 + EPS).rsqrt(), gamma2 * (var2 + EPS).rsqrt()
+                beta1, beta2 = beta1 - gamma1 * mean1, beta2 - gamma2 * mean2
+                shifts = (hidden_bias + weight @ beta1.transpose(1, 2), part.bias + part.second @ beta2.transpose(1, 2))
+                yield weight * gamma1, shifts[0], part.second * gamma2, shifts[1]
+
+    def module(self, split: int = 0) -> BayesianModule:
+        """The same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.
+
+        It takes and gives standardised numbers: (x − x_mean)/x_std in, (y − y_mean)/y_std out.
+        """
+        part = self._part(split)
+        units, features, targets = part.first.shape[1], part.first.shape[2] - 1, part.second.shape[1]
+        net = families.network(self.family, features, units, targets)
+        layers = [m for m in net if isinstance(m, nn.Linear)]
+        norms = [m for m in net if isinstance(m, nn.BatchNorm1d)]
+        for norm, mean, var in zip(norms, (part.moments or ())[::2], (part.moments or ())[1::2], strict=True):
+            norm.running_mean, norm.running_var = mean.clone(), var.clone()
+        net = net.to(part.device)
+        names = [f"{name}.{kind}" for name, m in net.named_children() if m in layers for kind in ("weight", "bias")]
+        weights = part.first[..., :-1], part.first[..., -1], part.second, part.bias[..., 0]
+        with torch.no_grad():
+            for name, weight in zip(names, weights, strict=True):
+                net.get_parameter(name).copy_(weight[0])
+        model = families.model(self.family, net)
+        with torch.no_grad():
+            if part.patches is not None:
+                model.factors[0].get_parameter("components").copy_(part.patches[0])
+            elif isinstance(self.family, Ensemble):
+                flat = torch.cat([weight.reshape(len(weight), -1) for weight in weights], 1)
+                model.factors[0].get_parameter("components").copy_(flat)
+        return model.eval()
+
+    def _part(self, split: int) -> Split:
+        if not 0 <= split < len(self.splits):
+            raise ValueError(f"There are the splits 0 to {len(self.splits) - 1}, not {split}.")
+        return self.splits[split]

@@ -1,0 +1,134 @@
+"""The networks of one shape: their stack, their streams of noise, and the minibatches they see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from byov.data.tables import moments
+from byov.posterior import Dropout, Family
+from byov.posterior.random import stream
+from byov.train.regression import families as of
+from byov.train.regression.fitted import Split
+from byov.train.regression.stack import EPS, MOMENTUM, Normed, Plain, Stack
+
+if TYPE_CHECKING:
+    from byov.train.regression.fit import Settings
+
+
+@dataclass(frozen=True)
+class Data:
+    """A split's standardised training rows, what standardised them, and the seed of its streams."""
+
+    x: Tensor
+    y: Tensor
+    moments: tuple[Tensor, Tensor, Tensor, Tensor]
+    seed: int
+
+    @classmethod
+    def of(cls, X: Tensor, y: Tensor, rows: Tensor, seed: int, device: torch.device) -> Data:
+        kept = (*moments(X[rows]), *moments(y[rows]))
+        x, y = (X[rows] - kept[0]) / kept[1], (y[rows] - kept[2]) / kept[3]
+        x_mean, x_std, y_mean, y_std = (moment.to(device) for moment in kept)
+        return cls(x.float().to(device), y.float().to(device), (x_mean, x_std, y_mean, y_std), seed)
+
+    def generator(self, stream_of: int) -> Generator:
+        """The split's own stream: 0 shuffles its rows, the others are its families' noise."""
+        return Generator(self.x.device).manual_seed(stream(self.seed, 1 << 10, stream_of))
+
+
+def minibatches(
+    splits: Sequence[Data], order: Sequence[Generator], epochs: int, steps: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Every split's rows shuffled anew for each epoch: x (steps, S, D, N) and y (steps, S, 1, T, N)."""
+    xs, ys = [], []
+    for split, generator in zip(splits, order, strict=True):
+        rows = len(split.x)
+        if split.x.is_cuda:
+            index = torch.rand((epochs, rows), generator=generator, device=split.x.device).argsort(1)
+        else:  # a sort of random keys takes four times as long here
+            index = torch.stack([torch.randperm(rows, generator=generator) for _ in range(epochs)])
+        index = index[:, : steps * size].reshape(epochs * steps, size)
+        xs.append(split.x[index])
+        ys.append(split.y[index])
+    x, y = (torch.stack(part, 1).transpose(2, 3).contiguous() for part in (xs, ys))
+    return x, y.unsqueeze(2)
+
+
+class Group:
+    """The families whose networks have one shape: their stack, their streams, and BatchNorm's moments of the inputs."""
+
+    def __init__(self, splits: list[Data], families: dict[str, Family], settings: Settings) -> None:
+        self.splits, self.families = splits, families
+        self.features, self.units, targets = splits[0].x.shape[1], settings.hidden, splits[0].y.shape[1]
+        self.normed = any(of.normed(family) for family in families.values())
+        weights = [
+            of.initial(family, split.seed, self.features, self.units, targets, settings.gamma)
+            for split in splits
+            for family in families.values()
+        ]
+        parts = [torch.cat(part).to(splits[0].x) for part in zip(*weights, strict=True)]
+        self.noise = [[s.generator(of.NUMBER[type(f)]) for f in families.values()] for s in splits]
+        kind: type[Stack] = Plain
+        if self.normed:
+            k = next(iter(families.values())).k  # type: ignore[attr-defined]
+            start = torch.zeros(2 * self.features + 2 * self.units, device=parts[0].device)
+            start[: self.features] = start[2 * self.features : -self.units] = settings.gamma
+            parts.append(start.expand(len(parts[0]), k, -1))
+            kind = Normed
+        self.stack = kind(parts, len(splits), settings.lr, settings.weight_decay)
+        self.mean = parts[0].new_zeros(len(splits), self.features)
+        self.var = torch.ones_like(self.mean)
+
+    def chunk(self, x: Tensor) -> list[Tensor]:
+        """The inputs with a row of ones, normalised by their minibatch where the network does so; and the noise."""
+        steps = len(x)
+        if self.normed:
+            var, mean = torch.var_mean(x, 3, correction=0, keepdim=True)
+            self._track(mean[..., 0], var[..., 0] * (x.shape[3] / (x.shape[3] - 1)))
+            x = (x - mean) * (var + EPS).rsqrt()
+        x = torch.cat([x, x.new_ones(*x.shape[:2], 1, x.shape[3])], 2)
+        drawn = []
+        for generators in self.noise:
+            for family, generator in zip(self.families.values(), generators, strict=True):
+                if self.normed:
+                    drawn.append(of.assignment(family, steps, self.features, self.units, x, generator))  # type: ignore[arg-type]
+                elif isinstance(family, Dropout):
+                    drawn.append(of.factors(family, steps, self.features, self.units, x, generator))
+                else:
+                    ones = x.new_ones(steps, self.features + self.units)
+                    drawn += [ones] * of.members(family)
+        noise = torch.stack(drawn, 1).unsqueeze(2)  # (steps, B, 1, …)
+        if self.normed:
+            return [x, noise]
+        inputs, hidden = noise.split([self.features, self.units], 3)
+        return [x, torch.cat([inputs, inputs.new_ones(*inputs.shape[:3], 1)], 3), hidden.contiguous()]
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """BatchNorm's running moments after many steps, at once."""
+        keep = 1.0 - MOMENTUM
+        weight = MOMENTUM * keep ** torch.arange(len(mean) - 1, -1, -1, device=mean.device)
+        self.mean = keep ** len(mean) * self.mean + torch.einsum("n,nsd->sd", weight, mean)
+        self.var = keep ** len(var) * self.var + torch.einsum("n,nsd->sd", weight, var)
+
+    def result(self) -> dict[str, list[Split]]:
+        """Every family's networks, split by split."""
+        count = sum(of.members(family) for family in self.families.values())
+        done: dict[str, list[Split]] = {name: [] for name in self.families}
+        stack, start = self.stack, 0
+        for name, family in self.families.items():
+            for s, split in enumerate(self.splits):
+                here = slice(s * count + start, s * count + start + of.members(family))
+                patches, kept = None, None
+                if isinstance(stack, Normed):
+                    patches = stack.patches[here].clone()
+                    mean, var = (m.view(-1, self.units)[here][0].clone() for m in (stack.mean, stack.var))
+                    kept = (self.mean[s].clone(), self.var[s].clone(), mean, var)
+                first, second, bias = (part[here].clone() for part in (stack.first, stack.second, stack.bias))
+                done[name].append(Split(first, second, bias, patches, kept, *split.moments, split.seed))
+            start += of.members(family)
+        return done
