@@ -1,0 +1,245 @@
+"""BYOV, Figure 4. Left: SNR against magnitude pruning. Centre and right: reliability and ECE under shift beside BYOL's.
+
+Left, as in section 4.4: the encoder's weights of least |μ|/σ go, the same share of every layer, and nothing is
+retrained: the linear probe that reads top-1 was fitted before pruning. A second reading refits it to what is left.
+
+Centre and right: the paper does not say what "relative" is; here it is BYOL's value minus BYOV's, in points, averaged
+over severities, so that above 0 BYOV is the better one, as in the "+2.83%" of its Figure 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from byov.pruning.curves import KIND, SPARSITIES, advantage, sweep_runs
+from byov.pruning.figure import STYLES, plot_curves
+from byov.reproduce.byov_runs import pretrained
+from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SEEDS: dict[Scale, int] = {"quick": 1, "full": 3}
+SEVERITIES: dict[Scale, tuple[int, ...]] = {"quick": (1, 3, 5), "full": (1, 2, 3, 4, 5)}
+REFITTED = (0.0, 0.5, 0.7, 0.9)
+"""The sparsities at which the probe is also refitted, which takes a fit each."""
+DRAWS = 10
+AT = 0.7
+WANTED = 6.0
+"""Points of top-1 that SNR pruning should be ahead at that sparsity."""
+SCORES = ("reliability", "ece", "top1")
+
+
+@experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, beside BYOL")
+def figure4(context: Context) -> Outcome:
+    """Curves and shifts for each seed's pair of runs, and their means."""
+    curves, protocols, shifts = [], [], []
+    for seed, byov, byol in pairs(context):
+        made_of = {"byov": weights_of(byov), "byol": weights_of(byol), "of_seed": seed}
+        for probe, sparsities in (("fixed", SPARSITIES), ("refitted", REFITTED)):
+            asked = {**made_of, "probe": probe, "sparsities": list(sparsities)}
+            make = partial(_sweep, context, byov, byol, probe, sparsities)
+            part = context.kept(f"prune_{probe}_{seed}", asked, make)
+            curves += [{**curve, "seed": seed, "probe": probe} for curve in part["curves"]]
+            protocols.append({"seed": seed, **part["protocol"]})
+        for model, run in (("BYOV", byov), ("BYOL", byol)):
+            asked = {**made_of, "severities": list(SEVERITIES[context.scale]), "draws": DRAWS}
+            part = context.kept(f"shift_{model}_{seed}", asked, partial(_shifted, context, run))
+            shifts += [{"model": model, "seed": seed, **row} for row in part["rows"]]
+    sweep = {"kind": KIND, "protocol": {"parts": protocols}, "curves": curves}
+    data = {"sweep": sweep, "shifts": shifts, "relative": relative(shifts), "severities": SEVERITIES[context.scale]}
+    seeds = sorted({curve["seed"] for curve in curves})
+    note = (
+        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}; top-1 by a linear probe at μ. Pruned per layer, nothing"
+        " retrained. Differences of ECE and reliability: BYOL minus BYOV, above 0 BYOV is better."
+    )
+    return Outcome(data, compare(data), draw(data), note)
+
+
+def pairs(context: Context) -> list[tuple[int, Path, Path]]:
+    """(seed, BYOV's run, BYOL's run): those handed in, by their seeds, or trained here."""
+    if not context.runs:
+        seeds = [context.seed + i for i in range(SEEDS[context.scale])]
+        each = [(seed, replace(context, seed=seed)) for seed in seeds]
+        return [(seed, pretrained(own, "byov"), pretrained(own, "byol", "posterior.family=none")) for seed, own in each]
+    from byov.train import checkpoint
+
+    found: dict[str, dict[int, Path]] = {"gaussian": {}, "none": {}}
+    for run in context.runs:
+        file = run / "checkpoint.safetensors" if run.is_dir() else run
+        if not file.is_file():
+            raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
+        about = checkpoint.peek(file)["recipe"]
+        if about.get("kind") == "pretrain":
+            config = about["config"]
+            found[config["posterior"]["family"]].setdefault(config["train"]["seed"], run)
+    both = sorted(found["gaussian"].keys() & found["none"].keys())
+    if not both:
+        raise ValueError("Of the runs given, none of BYOV has one of BYOL with the same train.seed beside it.")
+    return [(seed, found["gaussian"][seed], found["none"][seed]) for seed in both]
+
+
+def weights_of(run: Path) -> str:
+    """The digest of a run's weights: a part found with others is not used again."""
+    from byov.evaluation.subjects import digest
+    from byov.pruning.runs import open_run
+
+    return digest(open_run(run).model)
+
+
+def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
+    return sweep_runs(
+        byov,
+        byol,
+        sparsities,
+        probing=probe,
+        root=context.root,
+        seed=context.seed,
+        device=context.device,
+        names=("BYOV", "BYOL"),
+    )
+
+
+def _shifted(context: Context, run: Path) -> dict[str, Any]:
+    """The scores of a run's probe on clean and shifted test images, at μ and under draws; severities averaged."""
+    from byov.evaluation import evaluate, summarise
+    from byov.evaluation.images import labelled, shifts_for
+    from byov.evaluation.subjects import Reading, subject
+
+    found = subject(str(run), Reading(DRAWS, seed=context.seed, device=context.device))
+    assert found.data is not None
+    assert found.shape is not None
+    test, train = (labelled(found.data, split, context.root, *found.shape) for split in ("test", "train"))
+    shifts, _ = shifts_for("augmentations", test)
+    assert test.labels is not None
+    rows = evaluate(
+        found.predictor(train),
+        test.images,
+        test.labels,
+        shifts,
+        SEVERITIES[context.scale],
+        DRAWS,
+        seed=context.seed,
+        device=context.device,
+    )
+    kept = []
+    for row in (rows[0], *summarise(rows)):
+        readings = {"at_mean": row.at_mean, "under_draws": row.under_draws}
+        for reading, scores in readings.items():
+            if scores is not None:
+                kept.append({"shift": row.shift, "reading": reading, **{name: scores[name] for name in SCORES}})
+    return {"rows": kept}
+
+
+def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """BYOL minus BYOV by shift and by how BYOV is read, in points; mean over seeds."""
+    byol = {(row["seed"], row["shift"]): row for row in shifts if row["model"] == "BYOL"}
+    groups: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for row in shifts:
+        if row["model"] == "BYOV":
+            other = byol[row["seed"], row["shift"]]
+            points = {name: 100 * (other[name] - row[name]) for name in SCORES}
+            groups.setdefault((row["shift"], row["reading"]), []).append(points)
+    return [
+        {"shift": shift, "reading": reading, **{n: sum(p[n] for p in points) / len(points) for n in SCORES}}
+        for (shift, reading), points in groups.items()
+    ]
+
+
+def compare(data: dict[str, Any]) -> list[Comparison]:
+    """What the paper says in numbers, or in words, beside ours."""
+    curves = data["sweep"]["curves"]
+    fixed, refitted = ([c for c in curves if c["probe"] == probe] for probe in ("fixed", "refitted"))
+    gains = {sparsity: advantage(fixed, sparsity) for sparsity in SPARSITIES}
+    best = max(gains, key=lambda sparsity: gains[sparsity] or -math.inf)
+    at, error = _gain(fixed, "BYOV")
+    against, other_error = _gain(fixed, "BYOL")
+    again, refit_error = _gain(refitted, "BYOV")
+    wanted = f"{WANTED:g} wanted: {'reached' if at >= WANTED else 'missed'}"
+    clean = next(row for row in data["relative"] if row["shift"] == "clean" and row["reading"] == "at_mean")
+    found = [
+        Comparison(
+            "SNR over magnitude, best, points of top-1", gains[best] or 0.0, 12.0, verdict=f"at {best:.0%} zeros"
+        ),
+        Comparison(f"the same at {AT:.0%} zeros", at, error=error, verdict=wanted),
+        Comparison(f"the same, probe refitted, at {AT:.0%}", again, error=refit_error, verdict=_ahead(again)),
+        Comparison(
+            f"SNR of BYOV over magnitude of BYOL at {AT:.0%}", against, error=other_error, verdict=_ahead(against)
+        ),
+        Comparison("ECE of BYOL minus BYOV, clean, points", clean["ece"], 2.83, verdict=_same(clean["ece"], True)),
+        Comparison("reliability, likewise", clean["reliability"], 1.03, verdict=_same(clean["reliability"], True)),
+    ]
+    for name in ("shear", "gaussian_noise"):
+        row = next((r for r in data["relative"] if r["shift"] == name and r["reading"] == "at_mean"), None)
+        if row is not None:
+            words = f"ECE of BYOL minus BYOV, {name.replace('_', ' ')}"
+            found.append(Comparison(words, row["ece"], verdict=f"paper: worse; {_same(row['ece'], False)}"))
+    return found
+
+
+def _gain(curves: list[dict[str, Any]], over: str) -> tuple[float, float | None]:
+    """BYOV by SNR minus another model by magnitude at 70 %, in points: mean and standard error over seeds."""
+    top1 = {
+        (c["model"], c["by"], c["seed"]): 100 * dict(zip(c["sparsity"], c["top1"], strict=True))[AT] for c in curves
+    }
+    seeds = sorted({seed for _, _, seed in top1})
+    each = [top1["BYOV", "snr", seed] - top1[over, "magnitude", seed] for seed in seeds]
+    mean = sum(each) / len(each)
+    if len(each) == 1:
+        return mean, None
+    return mean, math.sqrt(sum((gain - mean) ** 2 for gain in each) / (len(each) - 1) / len(each))
+
+
+def _ahead(points: float) -> str:
+    return "SNR ahead" if points > 0 else "SNR behind"
+
+
+def _same(points: float, better: bool) -> str:
+    return "same direction" if (points > 0) == better else "other direction"
+
+
+def draw(data: dict[str, Any]) -> Figure:
+    """Three panels, as in the paper."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.0, 4.2), layout="constrained")
+    left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    plot_curves(left, [curve for curve in data["sweep"]["curves"] if curve["probe"] == "fixed"])
+    left.axvline(100 * AT, color="0.7", linewidth=0.8, zorder=0)
+    left.legend(frameon=False)
+    left.set_title("pruned without retraining")
+    names = [row["shift"] for row in data["relative"] if row["reading"] == "at_mean"]
+    for axes, what, title in ((centre, "reliability", "Brier reliability"), (right, "ece", "ECE")):
+        _bars(axes, data["relative"], names, what)
+        axes.set_title(title)
+    right.set_yticklabels([])
+    centre.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _bars(axes: Axes, rows: list[dict[str, Any]], names: list[str], what: str) -> None:
+    """A bar per shift at μ and a dot under draws; above 0 BYOV is better, and coloured so."""
+    value = {(row["shift"], row["reading"]): row[what] for row in rows}
+    places = list(range(len(names)))[::-1]
+    bars = [value[name, "at_mean"] for name in names]
+    colours = [STYLES[0][0] if bar > 0 else STYLES[1][0] for bar in bars]
+    axes.barh(places, bars, color=colours, height=0.7)
+    drawn = [
+        (place, value[name, "under_draws"])
+        for place, name in zip(places, names, strict=True)
+        if (name, "under_draws") in value
+    ]
+    if drawn:
+        axes.plot([x for _, x in drawn], [y for y, _ in drawn], "k.", markersize=5, label="under draws (bars: at μ)")
+    axes.set_yticks(places, [name.replace("_", " ") for name in names])
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("BYOL − BYOV (points; right of 0 BYOV is better)", fontsize="small")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
