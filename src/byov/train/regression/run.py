@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,15 +16,22 @@ Chunk = tuple[Tensor, Sequence[Sequence[Tensor]]]
 
 def runner(groups: Sequence[Group], like: Chunk) -> Callable[[Chunk], None]:
     """A function that trains every group on a chunk of the size of `like`."""
-    return _graph(groups, like) if like[0].is_cuda else lambda chunk: _steps(groups, chunk)
+    return _graph(groups, like) if like[0].is_cuda else partial(_loop, groups)
 
 
-def _steps(groups: Sequence[Group], chunk: Chunk) -> None:
-    for group, tensors in zip(groups, chunk[1], strict=True):
-        _group_steps(group, tensors, chunk[0])
+def _loop(groups: Sequence[Group], chunk: Chunk) -> None:
+    threads = torch.get_num_threads()
+    # Each kernel takes microseconds: a second thread gains a third on an idle machine, and loses a hundredfold where
+    # it has to wait for its core.
+    torch.set_num_threads(1)
+    try:
+        for group, tensors in zip(groups, chunk[1], strict=True):
+            _steps(group, tensors, chunk[0])
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _group_steps(group: Group, tensors: Sequence[Tensor], y: Tensor) -> None:
+def _steps(group: Group, tensors: Sequence[Tensor], y: Tensor) -> None:
     xs, *noise = (tensor.unbind() for tensor in tensors)
     for x, target, *draw in zip(xs, y.unbind(), *noise, strict=True):
         group.stack.step(x, target, draw)
@@ -40,7 +48,7 @@ def _graph(groups: Sequence[Group], like: Chunk) -> Callable[[Chunk], None]:
             side.wait_stream(main)
         for side, group, part in zip(sides, groups, tensors, strict=True):
             with torch.cuda.stream(side):
-                _group_steps(group, [tensor[:steps] for tensor in part], y[:steps])
+                _steps(group, [tensor[:steps] for tensor in part], y[:steps])
         for side in sides:
             main.wait_stream(side)
 
