@@ -14,20 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from byov.evaluation.results import KIND as EVALUATE
 from byov.evaluation.rows import Row, plan
 from byov.evaluation.summary import summarise
+from byov.report.draws import convergence
 from byov.report.kept import Kept
-from byov.report.measure import (
-    Asked,
-    Opened,
-    convergence,
-    identity,
-    layers,
-    pictures,
-    protocol,
-    pruning,
-    rows,
-    settings,
-    shifts_asked,
-)
+from byov.report.measure import Asked, Opened, identity, protocol, rows, settings, shifts_asked
+from byov.report.parts import layers, pictures, pruning
 from byov.report.sources import CHECKPOINT, Run, file_digest
 
 PARTS: dict[str, Callable[[Opened], Any]] = {

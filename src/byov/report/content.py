@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import byov
@@ -14,7 +15,6 @@ from byov.report.reliability import diagram
 from byov.report.sources import Run, Sources, common, finite, flat, thinned
 from byov.report.verdict import verdict
 
-SHARES = {"top1", "ece", "aurc"}
 METRICS: dict[str, tuple[str, str, bool]] = {
     "ece": ("ECE", "%", False),
     "top1": ("Top-1", "%", True),
@@ -41,7 +41,7 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "numbers": numbers(groups),
         "calibration": calibration(groups),
         "ood": ood(groups),
-        "pruning": _each(groups, "pruning"),
+        "pruning": pruning(groups, sources.sweeps),
         "layers": layers(groups),
         "convergence": _each(groups, "convergence"),
         "gallery": _each(groups, "gallery"),
@@ -157,13 +157,46 @@ def _each(groups: Sequence[Group], part: str) -> list[dict[str, Any]]:
     return found
 
 
+def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The curves of each group's first run, and those of the files of `byov prune`, by the model that they name."""
+    found = [{"label": groups[each["group"]].label, **each} for each in _each(groups, "pruning")]
+    names = {PurePath(run.name).name: i for i, group in enumerate(groups) for run in group.runs}
+    for sweep in sweeps:
+        for curve in sweep["curves"]:
+            known = names.get(str(curve["model"]))
+            seed = f", seed {curve['seed']}" if curve.get("seed") is not None else ""
+            place = len(groups) + len(found) if known is None else known
+            name = f"{curve['model']}{seed} ({PurePath(sweep['file']).name})"
+            found.append({"label": name, "group": place, "run": str(curve["model"]), "value": [curve]})
+    return found
+
+
 def layers(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """σ and SNR by tensor, and how they came to be, where training has written that down."""
     found = _each(groups, "layers")
     for entry in found:
         run = next(run for run in groups[entry["group"]].runs if run.name == entry["run"])
-        entry["log"] = thinned(run.layer_log, 60)
+        entry["log"] = history(run.layer_log)
     return found
+
+
+def history(records: Sequence[dict[str, Any]], most: int = 8) -> dict[str, Any]:
+    """Mean σ and mean |μ|/σ over training of at most `most` layers, evenly spaced in depth, the heads among them."""
+    records = thinned([record for record in records if isinstance(record.get("layers"), dict)], 60)
+    if len(records) < 2:
+        return {}
+    names = thinned([name for name, row in records[-1]["layers"].items() if row[3] is not None], most)
+    return {
+        "epochs": [record["epoch"] for record in records],
+        "layers": [
+            {
+                "name": name,
+                "sigma": [record["layers"].get(name, [None] * 5)[1] for record in records],
+                "snr": [record["layers"].get(name, [None] * 5)[3] for record in records],
+            }
+            for name in names
+        ],
+    }
 
 
 def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -176,7 +209,7 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 name: [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
                 for name in CURVES
             }
-            curves = {name: points for name, points in curves.items() if len(points) > 1}
+            curves = {name: each for name, each in curves.items() if len(each) > 1 and any(y for _, y in each)}
             if curves:
                 found.append({"group": i, "run": run.name, "seed": run.seed, "curves": curves})
     return found

@@ -1,8 +1,8 @@
-"""What a report measures of a run by itself: scores clean and under shift, pictures, convergence, pruning, layers."""
+"""A run opened for a report: its network, its images, and its scores clean and under shift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +14,15 @@ from torch import Tensor, nn
 import byov
 from byov.data.shift import Shift
 from byov.evaluation.images import labelled, shifts_for
-from byov.evaluation.predictors import Classifier, Predictor, Probed
+from byov.evaluation.predictors import Predictor
 from byov.evaluation.rows import Row, evaluate
-from byov.evaluation.scores import conventions, scores
+from byov.evaluation.scores import conventions
 from byov.evaluation.subjects import Pretrained, Reading, Subject, digest, subject
-from byov.metrics import functional as metrics
 from byov.posterior.module import BayesianModule
 from byov.prediction import Prediction
-from byov.pruning import By, sweep, weights
-from byov.report.gallery import gallery
-from byov.ssl.features import features
 
 FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 """The shifts of a report, unless others are asked for: those of the demo."""
-SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-SWEPT = ("top1", "ece", "nll")
-"""The scores whose change with draws and sparsity is shown."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +88,10 @@ class Opened:
     def network(self) -> nn.Module:
         """What has the weights: the student of a pretraining run, or the classifier."""
         return self.found.module.student if isinstance(self.found, Pretrained) else self.found.weights
+
+    @property
+    def pretrained(self) -> bool:
+        return isinstance(self.found, Pretrained)
 
     def _load(self, split: str, limit: int | None) -> Any:
         assert self.found.data is not None
@@ -200,87 +196,6 @@ def rows(run: Opened, shifts: dict[str, Shift], known: list[Row], done: Callable
         known=known,
         report=lambda row: done(row, recorder.take(run.labels)),
     )
-
-
-def pictures(run: Opened) -> dict[str, Any]:
-    """The images it is most and least certain of, and its most confident mistakes."""
-    found = run.predictor(run.clean, run.samples)
-    return {"reading": "under_draws" if run.samples else "at_mean", **gallery(run.images, found)}
-
-
-def convergence(run: Opened) -> dict[str, Any] | None:
-    """Scores of the mean of the first S draws, for a growing S; the same draws throughout."""
-    if run.samples is None:
-        return None
-    counts = [s for s in (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200) if s < run.samples] + [run.samples]
-    found: dict[str, list[Any]] = {name: [] for name in (*SWEPT, "mutual_information")}
-    for count in counts:
-        row = scores(run.predictor(run.clean, count), run.labels, run.asked.bins)
-        for name, values in found.items():
-            values.append(row[name])
-    at_mean = scores(run.predictor(run.clean), run.labels, run.asked.bins)
-    return {"draws": counts, **found, "at_mean": {name: at_mean[name] for name in SWEPT}}
-
-
-def pruning(run: Opened) -> list[dict[str, Any]]:
-    """Scores at μ of the network pruned by |μ| and, with a posterior, by |μ|/σ: a share of each layer, no retraining.
-
-    Of a pretraining run the encoder is pruned, and the probe stays the one that was fitted before.
-    """
-
-    def where(name: str, part: nn.Module, parameter: Tensor) -> bool:
-        inside = name.startswith("encoder.") or not isinstance(run.found, Pretrained)
-        return inside and weights(name, part, parameter)
-
-    curves = []
-    orders: tuple[By, ...] = ("magnitude",) if run.q is None else ("snr", "magnitude")
-    for by in orders:
-        each: list[dict[str, float]] = []
-
-        def keep(net: nn.Module, each: list[dict[str, float]] = each) -> float:
-            each.append(_scores_at_mean(run, net))
-            return each[-1]["top1"]
-
-        sweep(run.network, SPARSITIES, keep, by, "layer", where)
-        curve = {name: [row[name] for row in each] for name in SWEPT}
-        curves.append({"by": by, "scope": "layer", "sparsity": list(SPARSITIES), **curve})
-    return curves
-
-
-def _scores_at_mean(run: Opened, net: nn.Module) -> dict[str, float]:
-    predictor = run.predictor
-    if isinstance(predictor, Probed):
-        probe = predictor.probe
-        head = probe.at_mean["linear"]
-        probs = head.probabilities(features(net, run.clean, **probe.options))
-    else:
-        assert isinstance(predictor, Classifier)
-        probs = Classifier(net, **run.found.about(run.train), batch_size=predictor.batch_size)(run.clean).mean
-    labels = run.labels.to(probs.device)
-    return {
-        "top1": metrics.accuracy(probs, labels).item(),
-        "ece": metrics.calibration_error(probs, labels, run.asked.bins).item(),
-        "nll": metrics.nll(probs, labels).item(),
-    }
-
-
-def layers(run: Opened) -> list[dict[str, Any]] | None:
-    """σ and |μ|/σ of each random tensor, by quantiles over its weights."""
-    return None if run.q is None else list(_layers(run.q))
-
-
-@torch.no_grad()
-def _layers(q: BayesianModule) -> Iterator[dict[str, Any]]:
-    mean, std, snr = q.mean(), q.std(), q.snr()
-    for name in mean:
-        # torch.quantile refuses more than 16 million values; a random million says the same to three digits.
-        picked = torch.randperm(mean[name].numel(), generator=torch.Generator().manual_seed(0))[:1_000_000]
-        row: dict[str, Any] = {"name": name, "weights": mean[name].numel(), "shape": list(mean[name].shape)}
-        for what, values in (("sigma", std[name]), ("snr", snr[name])):
-            flat = values.detach().float().cpu().flatten()[picked]
-            known = flat[flat.isfinite()]
-            row[what] = torch.quantile(known, torch.tensor(QUANTILES)).tolist() if len(known) else None
-        yield row
 
 
 def settings(asked: Asked, checkpoint: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a report is made of: run folders, and the files of `byov evaluate`, `byov probe` and `byov reproduce`."""
+"""What a report is made of: run folders, and the files of `byov evaluate`, `probe`, `prune` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from byov.evaluation import results
+from byov.pruning.curves import KIND as SWEEP
 from byov.train import checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -59,10 +60,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Sources:
-    """Runs in the order they were named, and outcomes of `byov reproduce`."""
+    """Runs in the order they were named, outcomes of `byov reproduce`, and sweeps of `byov prune`."""
 
     runs: list[Run]
     outcomes: list[dict[str, Any]]
+    sweeps: list[dict[str, Any]]
 
 
 def gather(paths: Sequence[Path]) -> Sources:
@@ -70,10 +72,10 @@ def gather(paths: Sequence[Path]) -> Sources:
     if not paths:
         raise ValueError("A report needs at least one run's folder or file of results.")
     runs = [_open_run(path) for path in dict.fromkeys(paths) if not _is_json(path)]
-    outcomes: list[dict[str, Any]] = []
+    sources = Sources(runs, [], [])
     for path in dict.fromkeys(path for path in paths if _is_json(path)):
-        _take_file(path, runs, outcomes)
-    return Sources(runs, outcomes)
+        _take_file(path, sources)
+    return sources
 
 
 def file_digest(path: Path) -> str:
@@ -134,8 +136,9 @@ def _open_run(path: Path) -> Run:
     return run
 
 
-def _take_file(path: Path, runs: list[Run], outcomes: list[dict[str, Any]]) -> None:
+def _take_file(path: Path, sources: Sources) -> None:
     """Give a file to the run it speaks of, which is a new one if nobody named that."""
+    runs = sources.runs
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of results at {path}.")
     content = read_json(path)
@@ -148,9 +151,11 @@ def _take_file(path: Path, runs: list[Run], outcomes: list[dict[str, Any]]) -> N
     elif isinstance(content, dict) and isinstance(content.get("scores"), dict) and "protocol" in content:
         _of(content["protocol"].get("run", path.stem), path, runs, "probe").probe = content
     elif isinstance(content, dict) and isinstance(content.get("comparisons"), list):
-        outcomes.append({"file": str(path), **content})
+        sources.outcomes.append({"file": str(path), **content})
+    elif isinstance(content, dict) and content.get("kind") == SWEEP and isinstance(content.get("curves"), list):
+        sources.sweeps.append({"file": str(path), **content})
     else:
-        known = "byov evaluate, byov probe or byov reproduce"
+        known = "byov evaluate, probe, prune or reproduce"
         raise ValueError(f"{path} is not a file that {known} writes, so the report cannot show it.")
 
 

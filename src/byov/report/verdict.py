@@ -14,8 +14,8 @@ from byov.report.sources import flat
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
 """What two evaluations must agree on to be compared; `samples` too, where both have draws."""
 FEW_MISTAKES = 30
-ANSWERS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "unknown: one run, no interval"}
-SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Brier reliability", "")}
+ANSWERS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "one run each, so nobody can say"}
+SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Reliability", "")}
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,17 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
                 row[key] = dict(zip(("value", "error"), mean_error(side.values(score, clean)), strict=True))
             found["rows"].append(row)
             if score == "ece":
-                answers[clean] = ANSWERS[gap.sign]
+                answers[clean] = _word(gap, alone=first.group is second.group)
                 found["sentences"].append(_sentence(first, second, gap, clean))
     found["answer"] = _answer(answers)
     found["notes"] = list(_notes(first, second, found["rows"]))
     return found
+
+
+def _word(gap: Interval, alone: bool) -> str:
+    """The answer for one condition; from one run a side it is about these runs, not about the method."""
+    word = ANSWERS[gap.sign]
+    return f"{word}, in these runs" if gap.sign and gap.over == "images" and not alone else word
 
 
 def _told(side: Side) -> dict[str, Any]:
@@ -149,12 +155,11 @@ def _told(side: Side) -> dict[str, Any]:
 
 
 def _answer(answers: dict[bool, str]) -> str:
-    if len(set(answers.values())) == 1 and len(answers) == 2:
-        word = next(iter(answers.values()))
-        neither = "neither on clean nor on shifted images" if word == ANSWERS[0] else "on clean and on shifted images"
-        return f"{word[0].upper()}{word[1:]}, {neither}."
-    parts = [f"{'Clean' if clean else 'Shifted'} images: {word}." for clean, word in answers.items()]
-    return " ".join(parts)
+    words = list(answers.values())
+    if len(words) == 2 and words[0] == words[1]:
+        both = "neither on clean nor on shifted images" if words[0] == ANSWERS[0] else "on clean and on shifted images"
+        return f"{words[0][0].upper()}{words[0][1:]}, {both}."
+    return "\n".join(f"{'Clean' if clean else 'Shifted'} images: {word}." for clean, word in answers.items())
 
 
 def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
@@ -164,7 +169,7 @@ def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
     names = [f"{told['label']} {told['reading']}".strip() for told in (_told(second), _told(first))]
     reach = ""
     if gap.low is not None and gap.high is not None:
-        reach = f", 95 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}".replace("-", "−")
+        reach = f", 95\u00a0% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}".replace("-", "−")
     change = f"{100 * gap.value:+.2f}".replace("-", "−")
     return f"{where} the ECE is {ours} for {names[0]}, {theirs} for {names[1]}: {change} points{reach}."
 
@@ -178,7 +183,7 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
         yield f"± is the standard error over {many}; intervals by {'Welch' if 'and' in many else 'Student'}'s t."
     if "images" in over:
         alone = "With one run on a side, intervals" if first.group is not second.group else "Intervals"
-        yield f"{alone} come from resampling the test images; training again may differ by more."
+        yield f"{alone} come from resampling the test images. Training again may change more: name several seeds."
     if None in over:
         yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
     row = condition(second.group.evaluated[0], True)
@@ -193,7 +198,7 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
 def spelled(value: tuple[float, float | None], score: str) -> str:
     """A mean and its standard error, in per cent where a share is meant."""
     percent = SCORES.get(score, ("", ""))[1] == "%"
-    factor, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    factor, digits, unit = (100, 2, "\u00a0%") if percent else (1, 3, "")
     mean, error = value
     spread = "" if error is None else f" ± {factor * error:.{digits}f}"
     return f"{factor * mean:.{digits}f}{spread}{unit}"

@@ -36,16 +36,21 @@ def cell(value: Any, unit: str = "", error: float | None = None) -> str:
     """A score with its standard error; shares in per cent."""
     if value is None:
         return DASH
-    factor, digits = (100, 2) if unit == "%" else (1, 3)
+    factor, digits = _scale(value, unit)
     text = f"{factor * value:.{digits}f}"
     return text if error is None else f"{text} ± {factor * error:.{digits}f}"
+
+
+def _scale(value: float, unit: str) -> tuple[int, int]:
+    """What to multiply by, and the decimals: one more where a number is small."""
+    return (100, 2) if unit == "%" else (1, 4 if abs(value) < 0.02 else 3)
 
 
 def signed(value: float | None, unit: str = "") -> str:
     """A difference with its sign, and a minus that is one."""
     if value is None:
         return DASH
-    factor, digits = (100, 2) if unit == "%" else (1, 3)
+    factor, digits = _scale(value, unit)
     return f"{factor * value:+.{digits}f}".replace("-", "−")
 
 

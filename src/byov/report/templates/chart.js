@@ -21,9 +21,9 @@ function number(value, digits = 4) {
 
 // Round steps for an axis; powers of ten on a logarithmic one.
 function ticks(low, high, wanted, log) {
-  if (log) {
+  const decades = log ? Math.log10(high / low) : 0;
+  if (decades > 0.7) {
     const found = [];
-    const decades = Math.log10(high / low);
     const marks = decades > 3 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 3, 5, 7];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
       for (const mark of marks) {
@@ -59,7 +59,7 @@ function extent(values, log, pad = 0.06) {
   if (!known.length) return log ? [0.1, 1] : [0, 1];
   let low = Math.min(...known), high = Math.max(...known);
   if (log) {
-    const margin = Math.max((high / low) ** pad, 1.08);
+    const margin = Math.max((high / low) ** pad, 1.005);
     return [low / margin, high * margin];
   }
   const margin = (high - low || Math.abs(high) || 1) * pad;
@@ -86,7 +86,8 @@ const tip = {
 
 // A figure is drawn again whenever its width, its zoom or what is shown of it changes.
 // spec: {title, describe, x, y, series, height}; an axis: {label, log, domain, format, categories};
-// a series: {label, colour, dashed, line, points: [{x, y, low, high, inner, r, faint, tip: [lines]}]}.
+// a series: {label, colour, dashed, line, band, points: [{x, y, low, high, left, right, inner, r, faint, tip: [lines]}]}:
+// low to high is a whisker, or with band a strip; left to right is one across; a faint point is in no line.
 class Chart {
   constructor(host, spec) {
     this.host = host;
@@ -143,31 +144,35 @@ class Chart {
     const tall = rows ? rows.length * (spec.large ? 24 : 19) + 60 : spec.large ? Math.min(window.innerHeight * 0.66, width * 0.7) : Math.min(Math.max(width * 0.62, 220), 340);
     const height = spec.square ? Math.min(width, spec.large ? window.innerHeight * 0.7 : 380) : tall;
     const longest = rows ? Math.max(...rows.map((name) => name.length)) : 0;
-    const left = rows ? Math.min(longest * 6.3 + 14, width * 0.46) : 52;
-    const box = { left, right: width - 14, top: 12, bottom: height - 42 };
     const shown = spec.series.filter((_, i) => !this.hidden.has(i));
     const points = shown.flatMap((series) => series.points);
     const [x0, x1] = this.zoom ? this.zoom.x : spec.x.domain || extent(points.flatMap((p) => [p.x, p.left, p.right]), spec.x.log, spec.x.log ? 0.03 : 0.03);
     const [y0, y1] = rows ? [rows.length - 0.4, -0.6] : this.zoom ? this.zoom.y : spec.y.domain || extent(points.flatMap((p) => [p.y, p.low, p.high]), spec.y.log);
+    const marks = rows ? [] : ticks(y0, y1, 5, spec.y.log);
+    const widest = Math.max(0, ...marks.map((value) => (spec.y.format || number)(value).length));
+    const left = rows ? Math.min(longest * 6.3 + 14, width * 0.46) : 32 + widest * 6.4;
+    const box = { left, right: width - 14, top: 12, bottom: height - 42 };
     const x = scale(x0, x1, box.left, box.right, spec.x.log), y = scale(y0, y1, box.bottom, box.top, spec.y.log);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: "0", role: "img", "aria-label": `${spec.title}. ${spec.describe} Arrow keys read the values.` });
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
     make("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 12 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
-    this.axes(svg, box, x, y, [x0, x1], [y0, y1], width);
-    const marks = make("g", { "clip-path": `url(#${clip})` }, svg);
-    if (spec.diagonal) make("line", { class: "diagonal", x1: x(Math.max(x0, y0)), y1: y(Math.max(x0, y0)), x2: x(Math.min(x1, y1)), y2: y(Math.min(x1, y1)) }, marks);
+    this.axes(svg, box, x, y, [x0, x1], marks);
+    const layer = make("g", { "clip-path": `url(#${clip})` }, svg);
+    if (spec.diagonal) make("line", { class: "diagonal", x1: x(Math.max(x0, y0)), y1: y(Math.max(x0, y0)), x2: x(Math.min(x1, y1)), y2: y(Math.min(x1, y1)) }, layer);
     for (const rule of spec.rules || []) {
-      make("line", { class: `rule c${rule.colour % 6}`, x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y) }, marks);
+      make("line", { class: `rule c${rule.colour % 6}`, x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y) }, layer);
     }
     this.dots = [];
     shown.forEach((series, k) => {
-      const group = make("g", { class: `series c${series.colour % 6}${series.dashed ? " dashed" : ""}` }, marks);
+      const group = make("g", { class: `series c${series.colour % 6}${series.dashed ? " dashed" : ""}` }, layer);
       const nudge = rows && shown.length > 1 ? (k - (shown.length - 1) / 2) * 6 : 0;
       const known = series.points.filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!spec.x.log || p.x > 0) && (!spec.y.log || p.y > 0));
-      if (series.line !== false) make("path", { class: "line", d: known.map((p, i) => `${i ? "L" : "M"}${x(p.x).toFixed(1)} ${y(p.y).toFixed(1)}`).join("") }, group);
+      const path = (each) => each.map(([a, b], i) => `${i ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join("");
+      if (series.band) make("path", { class: "strip", d: path([...known.map((p) => [x(p.x), y(p.high)]), ...known.toReversed().map((p) => [x(p.x), y(p.low)])]) }, group);
+      if (series.line !== false) make("path", { class: "line", d: path(known.filter((p) => !p.faint).map((p) => [x(p.x), y(p.y)])) }, group);
       for (const p of known) {
         const px = x(p.x), py = y(p.y) + nudge;
-        if (Number.isFinite(p.low) && Number.isFinite(p.high)) make("line", { class: "whisker", x1: px, x2: px, y1: y(p.low), y2: y(p.high) }, group);
+        if (!series.band && !p.faint && Number.isFinite(p.low) && Number.isFinite(p.high)) make("line", { class: "whisker", x1: px, x2: px, y1: y(p.low), y2: y(p.high) }, group);
         if (Number.isFinite(p.left) && Number.isFinite(p.right)) make("line", { class: "whisker", x1: x(p.left), x2: x(p.right), y1: py, y2: py }, group);
         if (p.inner) make("line", { class: "inner", x1: x(p.inner[0]), x2: x(p.inner[1]), y1: py, y2: py }, group);
         if (p.r !== 0) make("circle", { class: `dot${p.faint ? " faint" : ""}`, cx: px.toFixed(1), cy: py.toFixed(1), r: p.r || 3.2 }, group);
@@ -180,7 +185,7 @@ class Chart {
     this.svg = svg;
   }
 
-  axes(svg, box, x, y, xs, ys, width) {
+  axes(svg, box, x, y, xs, marks) {
     const { spec } = this;
     const axis = make("g", { class: "axis" }, svg);
     const wantedX = Math.max(2, Math.floor((box.right - box.left) / 70));
@@ -196,7 +201,7 @@ class Chart {
         make("line", { class: "grid", x1: box.left, x2: box.right, y1: y(i), y2: y(i) }, axis);
       });
     } else {
-      for (const value of ticks(...ys, 5, spec.y.log)) {
+      for (const value of marks) {
         make("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }, axis);
         make("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end" }, axis, (spec.y.format || number)(value));
       }

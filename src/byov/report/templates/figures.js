@@ -42,9 +42,9 @@ const FIGURES = {
   },
   pruning(host) {
     const measure = chosen("pruning", "top1"), told = MEASURES[measure];
-    const lines = DATA.pruning.flatMap((each) => each.value.map((curve) => ({
-      label: `${label(each.group)}, by ${curve.by === "snr" ? "SNR" : "magnitude"}`,
-      colour: each.group, dashed: curve.by === "magnitude" && DATA.groups[each.group].posterior,
+    const lines = DATA.pruning.flatMap((each) => each.value.filter((curve) => curve[measure]).map((curve) => ({
+      label: `${each.label}, by ${curve.by === "snr" ? "SNR" : "magnitude"}`,
+      colour: each.group, dashed: curve.by === "magnitude" && DATA.pruning.some((other) => other.group === each.group && other.value.some((c) => c.by === "snr")),
       points: curve.sparsity.map((s, i) => ({ x: s, y: curve[measure][i], tip: [`${short(s)} % of the weights are 0`, `${told.name} ${told.show(curve[measure][i])}`] })),
     })));
     return {
@@ -58,17 +58,17 @@ const FIGURES = {
     const measure = host.dataset.measure, told = MEASURES[measure];
     const rules = DATA.convergence.filter((each) => Number.isFinite(each.value.at_mean[measure])).map((each) => ({ y: each.value.at_mean[measure], colour: each.group }));
     const lines = DATA.convergence.map((each) => ({
-      label: label(each.group), colour: each.group,
-      points: each.value.draws.map((s, i) => ({
-        x: s, y: each.value[measure][i],
-        tip: [`${s} ${s === 1 ? "draw" : "draws"}: ${told.name} ${told.show(each.value[measure][i])}`, ...(measure in each.value.at_mean ? [`at μ ${told.show(each.value.at_mean[measure])}`] : [])],
-      })),
+      label: label(each.group), colour: each.group, band: true,
+      points: each.value.draws.map((s, i) => {
+        const mean = each.value[measure].mean[i], reach = each.value[measure].deviation[i];
+        return { x: s, y: mean, low: mean - reach, high: mean + reach, tip: [`${s} ${s === 1 ? "draw" : "draws"}: ${told.name} ${told.show(mean)}`, `± ${told.show(reach)} with which draws`, ...(measure in each.value.at_mean ? [`at μ ${told.show(each.value.at_mean[measure])}`] : [])] };
+      }),
     }));
-    const spread = [...lines.flatMap((line) => line.points.map((p) => p.y)), ...rules.map((rule) => rule.y)];
+    const spread = [...lines.flatMap((line) => line.points.flatMap((p) => [p.low, p.high])), ...rules.map((rule) => rule.y)];
     return {
-      title: `${told.name} of the mean of S draws`,
+      title: `${told.name} of the mean of K draws`,
       describe: "The score against the number of draws; the dotted line is the reading at the posterior mean.",
-      x: { label: "draws S", log: true, ticks: [1, 2, 5, 10, 20, 50, 100, 200].filter((s) => s <= Math.max(...DATA.convergence.flatMap((e) => e.value.draws))) },
+      x: { label: "draws K", log: true, ticks: [1, 2, 5, 10, 20, 50, 100, 200].filter((s) => s <= Math.max(...DATA.convergence.flatMap((e) => e.value.draws))) },
       y: { label: told.axis, format: told.format, domain: extent(spread, false, 0.12) }, series: lines, rules,
     };
   },
@@ -86,6 +86,17 @@ const FIGURES = {
       title: what === "sigma" ? "σ, the standard deviation of the weights" : "SNR, |μ|/σ of the weights",
       describe: "By layer: the median, the middle half and the range from 5 to 95 % of its weights.",
       x: { label: what === "sigma" ? "σ" : "|μ|/σ", log: true }, y: { label: "", categories: names }, series: lines,
+    };
+  },
+  history(host) {
+    const what = host.dataset.what, each = DATA.layers[Number(host.dataset.entry)];
+    const lines = each.log.layers.map((layer, i) => ({
+      label: layer.name || "(network)", colour: i, dashed: i > 5,
+      points: each.log.epochs.map((epoch, k) => ({ x: epoch, y: layer[what][k], r: 0, tip: [`epoch ${number(epoch)}`, `mean ${what === "sigma" ? "σ" : "|μ|/σ"} ${number(layer[what][k])}`] })),
+    }));
+    return {
+      title: `${label(each.group)}: mean ${what === "sigma" ? "σ" : "|μ|/σ"} by layer over training`, describe: "One line per layer.",
+      x: { label: "epoch" }, y: { label: what === "sigma" ? "mean σ" : "mean |μ|/σ", log: true }, series: lines,
     };
   },
   training(host) {
