@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from byov.exploration.drawing import COLOURS, canvas, plain, styled
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -139,14 +143,24 @@ def _short(values: np.ndarray) -> np.ndarray:
     return np.array([float(f"{v:.6g}") for v in values.ravel()]).reshape(values.shape)
 
 
-def alignment_figure(found: Alignment, first: str = "BYOV", second: str = "supervised BBB") -> Figure:
-    """A point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
-    from byov.exploration.drawing import COLOURS, canvas, plain
+@styled
+def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
+    """A panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
+    made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
+    for axes, one in zip(panels, found, strict=True):
+        _panel(axes, one)
+        what = "log₁₀ predictive std" if one.log else "predictive std"
+        axes.set(xlabel=f"{what}, {first}", ylabel=f"{what}, {second}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=3 if len(found) > 1 else 1)
+    return made
 
-    made, [[axes]] = canvas(4.6, 4.3)
+
+def _panel(axes: Axes, found: Alignment) -> None:
     a, b = torch.tensor(found.first), torch.tensor(found.second)
     x, y = (a.log10(), b.log10()) if found.log else (a, b)
-    axes.scatter(x, y, s=5, color="0.45", alpha=min(0.6, 300 / len(a)), linewidths=0, rasterized=len(a) > 3000)
+    alpha, many = min(0.6, 400 / len(a) + 0.1), len(a) > 3000
+    axes.scatter(x, y, s=5, color="0.45", alpha=alpha, linewidths=0, rasterized=many, label=f"{len(a):,} images")
     kde = found.kde
     peak = max(map(max, kde.density))
     levels = [share * peak for share in (0.05, 0.15, 0.3, 0.5, 0.7, 0.9)]
@@ -159,13 +173,8 @@ def alignment_figure(found: Alignment, first: str = "BYOV", second: str = "super
         axes.plot(*ellipse, color=COLOURS[1], linewidth=1.1, linestyle="--")
     axes.plot([], [], color=COLOURS[0], label="kernel density")
     axes.plot([], [], color=COLOURS[1], linestyle="--", label="Gaussian fit: 50, 80, 95 %")
-    axes.plot([], [], "o", color="0.45", markersize=3, label=f"{len(a):,} images")
-    what = "log₁₀ predictive std" if found.log else "predictive std"
-    axes.set(
-        xlabel=f"{what}, {first}", ylabel=f"{what}, {second}", xlim=(kde.x[0], kde.x[-1]), ylim=(kde.y[0], kde.y[-1])
-    )
+    low = [0.0, 0.0] if not found.log else [kde.x[0], kde.y[0]]
+    axes.set(xlim=(low[0], kde.x[-1]), ylim=(low[1], kde.y[-1]))
     pearson = f"Pearson {found.pearson:.2f} ± {found.pearson_error:.2f}"
     axes.set_title(f"{pearson}, Spearman {found.spearman:.2f} ± {found.spearman_error:.2f}")
-    axes.legend(loc="upper left" if found.pearson < 0.3 else "lower right", fontsize=7.5)
     plain(axes)
-    return made

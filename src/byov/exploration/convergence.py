@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from byov.exploration.drawing import COLOURS, canvas, log_labels, plain, styled
 from byov.posterior.random import stream
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ def convergence(
         raise ValueError("Convergence needs at least two draws, two bootstraps, and numbers of draws from 1.")
     chosen = draws.double().mean(0).argmax(1)
     values = draws.double().gather(2, chosen.expand(len(draws), -1)[..., None]).squeeze(2)
+    # Each bootstrap is one sequence of draws, of which K are taken: what moves along K is then not the choice of draws.
+    generator = Generator().manual_seed(stream(seed, 0))
+    picked = torch.randint(len(draws), (bootstraps, max(counts)), generator=generator).to(values.device)
     rows = []
     for count in counts:
-        generator = Generator().manual_seed(stream(seed, count))
-        picked = torch.randint(len(draws), (bootstraps, count), generator=generator).to(values.device)
         share = torch.zeros(bootstraps, len(draws), dtype=values.dtype, device=values.device)
-        share.scatter_add_(1, picked, torch.full_like(picked, 1.0, dtype=values.dtype) / count)
+        share.scatter_add_(1, picked[:, :count], share.new_full((bootstraps, count), 1.0 / count))
         mean = share @ values
         std = (share @ values.square() - mean.square()).clamp_min(0.0).sqrt()
         over_images = torch.stack([mean.mean(1), std.mean(1)])
@@ -61,9 +63,9 @@ def convergence(
     return Convergence(list(counts), *columns)
 
 
+@styled
 def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
     """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
-    from byov.exploration.drawing import COLOURS, canvas, plain
 
     made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
     for row, (run, shifts) in zip(panels, found.items(), strict=True):
@@ -78,14 +80,17 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
         first = next(iter(shifts.values()))
         guide = [first.image_spread[0] * (first.draws[0] / count) ** 0.5 for count in first.draws]
         row[2].plot(first.draws, guide, color="0.35", linewidth=0.9, linestyle=(0, (1, 2)), label="∝ 1/√K")
-        row[2].set(xscale="log", yscale="log")
+        row[2].set_yscale("log")
         row[0].set_ylabel(f"{run}\npredictive mean" if len(found) > 1 else "predictive mean")
         row[1].set_ylabel("predictive std")
         row[2].set_ylabel("std of an image's mean")
         for axes in row:
+            axes.set_xscale("log")
             plain(axes)
+        log_labels(row[2].yaxis)
     for axes in panels[-1]:
         axes.set_xlabel("draws K")
+        log_labels(axes.xaxis)
     handles, labels = panels[0][2].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
+    made.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return made

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's, from dark to light."""
@@ -24,30 +26,65 @@ _STYLE: dict[Any, Any] = {
     "axes.labelsize": 9,
     "font.size": 8.5,
     "legend.frameon": False,
+    "legend.fontsize": 8,
     "svg.fonttype": "none",
     "svg.hashsalt": "byov",
 }
 
 
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw in our style, whatever the user's is, and leave the user's as it was."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
 def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: object
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of so many inches, without pyplot's state, and its panels by row and column."""
-    with matplotlib.rc_context(_STYLE):
-        made = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(made)
-        panels = made.subplots(rows, columns, squeeze=False, **options)  # type: ignore[call-overload]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    panels = made.subplots(rows, columns, squeeze=False, **options)
     return made, [list(row) for row in panels]
 
 
-def plain(axes: Axes) -> None:
+def plain(*panels: Axes) -> None:
     """A light grid below what is drawn."""
-    axes.grid(color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
+    for axes in panels:
+        axes.grid(color="0.92", linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
+def log_labels(*axes: Axis) -> None:
+    """Plain numbers on logarithmic axes, about as many as there is room for."""
+    from math import log10
+
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in axes:
+        low, high = axis.get_view_interval()
+        decades = log10(high / low)
+        dense = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0) if decades < 0.45 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+        subs = dense if decades < 0.8 else (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
+        axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def save(made: Figure, stem: Path) -> list[Path]:
     """STEM.png and STEM.svg, the same bytes for the same figure."""
+    import matplotlib
+
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     with matplotlib.rc_context(_STYLE):

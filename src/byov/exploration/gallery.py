@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from byov.exploration.drawing import COLOURS, canvas, styled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -90,20 +92,20 @@ def gallery(
     )
 
 
+@styled
 def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
     """For each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
-    from byov.exploration.drawing import COLOURS, canvas
 
     columns = 12
     bands = [(run, title, shown) for run, g in found.items() for title, shown in _bands(g)]
     rows = sum(-(-len(shown) // columns) + 1 for _, _, shown in bands)
-    made, [[axes]] = canvas(9.0, 0.92 * rows - 0.35 * len(bands) + 0.1)
+    made, [[axes]] = canvas(9.0, 0.95 * rows - 0.57 * len(bands))
     axes.axis("off")
     y = 0.0
     for run, title, shown in bands:
         name = f"{run}: {title}" if len(found) > 1 else title
         axes.text(-0.5, y, name, fontsize=9, fontweight="bold", va="center", clip_on=False)
-        y += 0.75
+        y += 0.48
         for i, item in enumerate(shown):
             row, column = divmod(i, columns)
             top = y + 1.3 * row
@@ -116,8 +118,8 @@ def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
             axes.text(
                 column, top + 0.76, words, ha="center", va="top", fontsize=6, color="0.25" if right else COLOURS[1]
             )
-        y += 1.3 * -(-len(shown) // columns) + 0.15
-    axes.set(xlim=(-0.55, columns - 0.45), ylim=(y - 0.2, -0.4), aspect="equal")
+        y += 1.3 * -(-len(shown) // columns) + 0.1
+    axes.set(xlim=(-0.55, columns - 0.45), ylim=(y - 0.2, -0.25), aspect="equal")
     return made
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain, styled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -114,9 +116,9 @@ def human_agreement(
     )
 
 
+@styled
 def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     """Rank correlation by measure and model, and people's entropy against how sure each model is."""
-    from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain
 
     made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
     measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from byov.data.augmentations import augment
 from byov.exploration.alignment import Alignment, Density, GaussianFit, alignment, alignment_figure, predictive_std
@@ -20,9 +21,11 @@ from byov.exploration.runs import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
+SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
 SEVERITY = 3
 NOISE_IMAGES = 256
+FLOOR = 1e-7
+"""The least std whose logarithm is taken: float32 does not know a probability near 1 any better."""
 
 
 class Inapplicable(ValueError):
@@ -96,11 +99,18 @@ def _alignment(runs: Sequence[Run]) -> dict[str, Any]:
     ):
         raise Inapplicable(f"{first.name} and {second.name} are not of the same images.")
     one, other = (predictive_std(run.under_draws.std.cpu()) for run in (first, second))
+    found = [asdict(made) for made in both_scales(one, other, first.settings.seed)]
     return {
         "first": first.name,
         "second": second.name,
-        "alignment": asdict(alignment(one, other, seed=first.settings.seed)),
+        "alignment": found,
     }
+
+
+def both_scales(first: Tensor, second: Tensor, seed: int) -> list[Alignment]:
+    """The alignment of two predictive std as the paper has it, and of their logarithms."""
+    logarithms = alignment(first.clamp_min(FLOOR), second.clamp_min(FLOOR), log=True, seed=seed)
+    return [alignment(first, second, seed=seed), logarithms]
 
 
 def _gallery(runs: Sequence[Run]) -> dict[str, Any]:
@@ -143,7 +153,7 @@ def _humans(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _draw_alignment(result: dict[str, Any]) -> Figure:
-    return alignment_figure(read_alignment(result["alignment"]), result["first"], result["second"])
+    return alignment_figure([read_alignment(a) for a in result["alignment"]], result["first"], result["second"])
 
 
 def read_alignment(values: dict[str, Any]) -> Alignment:

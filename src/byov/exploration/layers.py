@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from byov.exploration.drawing import ORDERED, canvas, log_labels, plain, styled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -56,14 +58,13 @@ def layer_history(run: Path) -> LayerHistory:
     )
 
 
+@styled
 def layers_figure(
     histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES), title: str = ""
 ) -> Figure:
     """One column per run, one row per quantity on a common logarithmic axis, one line per layer."""
     import matplotlib
     from matplotlib.lines import Line2D
-
-    from byov.exploration.drawing import ORDERED, canvas, plain
 
     width = max(3.6, 2.5 * len(histories) + 0.8)
     made, panels = canvas(
@@ -82,6 +83,7 @@ def layers_figure(
                 axes.plot(history.epochs, shown, style, color=colour, linewidth=1.0, alpha=0.85)
             axes.set_yscale("log")
             plain(axes)
+            log_labels(axes.yaxis)
             if row is panels[0]:
                 axes.set_title(name)
             if row is panels[-1]:
@@ -92,7 +94,7 @@ def layers_figure(
         first.set_label("encoder, first layer")
         last.set_label("encoder, last layer")
     lines = [first, last, *(Line2D([], [], color=c, linestyle=s, label=p) for p, (c, s) in PARTS.items() if heads)]
-    made.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 2 if width < 5 else 4))
+    made.legend(handles=lines, loc="outside lower center", ncols=2 if width < 6 else 4)
     if title:
         made.suptitle(title, fontsize=10)
     return made

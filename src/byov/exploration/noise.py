@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction.result import Moments
@@ -115,12 +116,11 @@ class _Chain(nn.Module):
         return outputs
 
 
+@styled
 def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
     """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
     import matplotlib
     from matplotlib.colors import BoundaryNorm
-
-    from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain
 
     made, panels = canvas(11.0, 2.7 * len(found) + 0.3, len(found), 4)
     for row, (run, n) in zip(panels, found.items(), strict=True):
@@ -136,6 +136,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
             axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
             axes.set_title(f"Spearman {rank:.2f}")
             plain(axes)
+            log_labels(axes.xaxis, axes.yaxis)
         bar = made.colorbar(dots, ax=row[:3], pad=0.01, aspect=22, ticks=[i + 0.5 for i in range(len(n.noise))])
         bar.set_label("noise (std of pixels in 0…1)")
         bar.ax.set_yticklabels([f"{s:g}" for s in n.noise])
@@ -148,8 +149,9 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
             low, high = (torch.quantile(values, q, dim=1) / middle[0] for q in (0.25, 0.75))
             last.plot(n.noise, relative, color=colour, marker=marker, markersize=3.5, linewidth=1.2, label=stage)
             last.fill_between(n.noise, low, high, color=colour, alpha=0.15, linewidth=0)
-        last.set(xlabel="noise", ylabel="variance / that without noise", yscale="log")
-        last.set_title("mean over images, quartiles")
+        last.set(xlabel="noise", ylabel="variance, relative to no noise", yscale="log")
+        last.set_title("mean and quartiles")
+        log_labels(last.yaxis)
         last.legend()
         plain(last)
         if len(found) > 1:
