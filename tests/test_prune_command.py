@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,11 @@ from torch.nn.utils import prune as masks
 
 import byov
 from byov import cli
-from byov.pruning import layers, load_sparse, prune, sweep
+from byov.data import load
+from byov.metrics.functional import calibration_error
+from byov.pruning import layers, load_sparse, prune, prune_groups, sweep
+from byov.ssl.features import features
+from byov.ssl.linear import linear_probe
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
 from byov.ssl.pretrain import start as start_pretraining
@@ -114,6 +119,16 @@ def test_the_command_refuses_with_one_sentence(runs: Path, call: Call, tmp_path:
         ((runs / "bbb", "--out", tmp_path), "folder"),
         ((runs / "bbb", "--out", own, "--force"), "own checkpoint"),
         ((runs / "bbb",), "--out"),
+        ((runs / "bbb", "--out", out, "--refit"), "add --sweep"),
+        ((runs / "bbb", "--out", out, "--groups", "--rounds", 2), "leave out --groups or --rounds"),
+        ((runs / "bbb", "--out", out, "--sweep", "--groups"), "leave out --groups and --rounds"),
+        ((runs / "bbb", "--out", out, "--sweep"), "ends in .json"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--sparsities", "0,x"), "'0,x'"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--sparsities", "0,1"), "below 1"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--twin", runs / "byov"), "differs by its posterior only"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--split", "moon"), "splits train, test"),
+        ((runs / "byov", "--out", out, "--rounds", 2), "run of byov train"),
+        ((runs / "bbb", "--out", out, "--rounds", 2, "--epochs", 0), "at least one epoch"),
     ]:
         status, _, err = call(*words)
         assert (status, says in err) == (2, True), (words, err)
@@ -167,3 +182,94 @@ def test_snr_pruning_keeps_what_random_pruning_loses() -> None:
     assert dense > 0.85  # 0.93 when this was written; pruned by SNR 0.89, at random 0.25 to 0.44
     assert snr > dense - 0.1
     assert max(chance) < snr - 0.2
+
+
+def test_a_sweep_holds_the_curves_of_a_run_and_its_twin(runs: Path, call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    words = (runs / "bbb", "--sweep", "--twin", runs / "plain", "--sparsities", "0.9,0,0.5", "--device", "cpu")
+    status, said, _ = call(*words, "--out", out)
+    assert status == 0
+    content = json.loads(out.read_text())
+    assert content["kind"] == "byov prune sweep"
+    assert [(c["model"], c["by"]) for c in content["curves"]] == [
+        ("bbb", "snr"),
+        ("bbb", "magnitude"),
+        ("plain", "magnitude"),
+    ]
+    assert content["protocol"]["retrained"] == "nothing"
+    test = load("digits", "test")
+    for curve in content["curves"]:
+        assert curve["sparsity"] == [0.0, 0.5, 0.9]
+        module, _ = restore_trained(runs / curve["model"])
+        for i, sparsity in enumerate(curve["sparsity"]):
+            net = prune(module.net, sparsity, curve["by"]).eval()
+            with torch.no_grad():
+                logits = net((test.images.float() / 255 - module.augment.mean[0]) / module.augment.std[0])
+            right = (logits.argmax(1) == test.labels).float().mean().item()
+            assert curve["top1"][i] == pytest.approx(right, abs=1e-6)
+            assert curve["ece"][i] == pytest.approx(calibration_error(logits.softmax(1), test.labels).item(), abs=1e-5)
+            assert f"{100 * right:.2f}" in said
+    assert content["curves"][0]["top1"][0] == content["curves"][1]["top1"][0]
+    assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in (tmp_path / "sweep.svg").read_text()
+    before = out.read_bytes()
+    status, _, err = call(*words, "--out", out)
+    assert (status, "exists" in err) == (2, True)
+    assert call(*words, "--out", out, "--force")[0] == 0
+    assert out.read_bytes() == before
+
+
+def test_a_sweep_of_an_encoder_says_whether_its_probe_was_refitted(runs: Path, call: Call, tmp_path: Path) -> None:
+    found = {}
+    for words in ((), ("--refit",)):
+        out = tmp_path / f"sweep{len(words)}.json"
+        assert call(runs / "byov", "--sweep", "--sparsities", "0,0.8", "--out", out, *words)[0] == 0
+        found[words] = json.loads(out.read_text())
+    fixed, refitted = found.values()
+    assert [fixed["protocol"]["retrained"], refitted["protocol"]["retrained"]] == ["nothing", "the linear probe"]
+    assert [each["protocol"]["reading"]["probe"] for each in (fixed, refitted)] == ["fixed", "refitted"]
+    for a, b in zip(fixed["curves"], refitted["curves"], strict=True):
+        assert a["top1"][0] == b["top1"][0]  # nothing is pruned yet, so it is the same probe
+        assert a["top1"][1] < b["top1"][1]
+    module, recipe = restore_pretrained(runs / "byov")
+    options: Any = {"mean": module.views.mean, "std": module.views.std}
+    train, test = recipe.data.load("train"), recipe.data.load("test")
+    head = linear_probe(features(module, train.images, **options), train.labels, classes=10)
+    probs = head.probabilities(features(module, test.images, **options))
+    assert fixed["curves"][0]["top1"][0] == pytest.approx((probs.argmax(1) == test.labels).float().mean().item())
+
+
+def test_groups_give_a_smaller_network(runs: Path, call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "small.safetensors"
+    status, said, _ = call(runs / "bbb", "--groups", "--sparsity", 0.5, "--out", out)
+    assert status == 0
+    model: Any = restore_trained(runs / "bbb")[0].net
+    expected: Any = prune_groups(model, 0.5, 0.5)
+    net: Any = load_sparse(out, model.point()).eval()
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(net(x), expected.eval()(x))
+    assert [net[i].out_channels for i in (0, 3, 6)] == [16, 32, 64]
+    count = sum(p.numel() for p in net.parameters())
+    assert f"{count:,} left" in said
+    assert checkpoint.peek(out)["about"]["groups"] is True
+
+
+def test_rounds_fine_tune_what_is_left(runs: Path, call: Call, tmp_path: Path) -> None:
+    out, once = tmp_path / "rounds.safetensors", tmp_path / "once.safetensors"
+    words = ("--sparsity", 0.8, "--device", "cpu")
+    status, said, _ = call(runs / "plain", *words, "--by", "magnitude", "--rounds", 2, "--epochs", 3, "--out", out)
+    assert status == 0
+    assert said.count("fine-tuned: top-1") == 2
+    assert call(runs / "plain", *words, "--by", "magnitude", "--out", once)[0] == 0
+    module, recipe = restore_trained(runs / "plain")
+    test = recipe.data.load("test")
+    scores = []
+    for path in (once, out):
+        net = load_sparse(path, restore_trained(runs / "plain")[0].net).eval()
+        zeros = [int((p == 0).sum()) for p in net.parameters() if p.ndim > 1]
+        assert zeros == [round(0.8 * p.numel()) for p in net.parameters() if p.ndim > 1]
+        with torch.no_grad():
+            logits = net((test.images.float() / 255 - module.augment.mean[0]) / module.augment.std[0])
+        scores.append((logits.argmax(1) == test.labels).float().mean().item())
+    assert scores[1] > scores[0] + 0.1
+    assert f"{100 * scores[1]:.2f} %" in said

@@ -46,7 +46,9 @@ def figure4(context: Context) -> Outcome:
             make = partial(_sweep, context, byov, byol, probe, sparsities)
             part = context.kept(f"prune_{probe}_{seed}", asked, make)
             curves += [{**curve, "seed": seed, "probe": probe} for curve in part["curves"]]
-            protocols.append({"seed": seed, **part["protocol"]})
+            # Where the runs lie is no part of the result; what they are is.
+            about = {key: value for key, value in part["protocol"].items() if key != "runs"}
+            protocols.append({"seed": seed, "weights": [made_of["byov"], made_of["byol"]], **about})
         for model, run in (("BYOV", byov), ("BYOL", byol)):
             asked = {**made_of, "severities": list(SEVERITIES[context.scale]), "draws": DRAWS}
             part = context.kept(f"shift_{model}_{seed}", asked, partial(_shifted, context, run))

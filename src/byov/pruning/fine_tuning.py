@@ -1,0 +1,57 @@
+"""The fine-tuning of a supervised run's network between two rounds of pruning, as its recipe trained it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, nn
+
+from byov.data import Batches, CropFlip, ImageSet
+from byov.pruning.runs import Prunable
+
+
+class FineTune:
+    """`fine_tune(net)` for `prune_gradually`: cross-entropy with the recipe's batches and augmentation, by Adam.
+
+    One optimizer and one order of batches serve all rounds. There is no KL: what is fine-tuned is the plain network.
+
+    Args:
+        run: of `byov train`.
+        train: its training images.
+        epochs: per round.
+        lr: the learning rate, held.
+        seed: of batches and augmentation.
+        device: where.
+    """
+
+    def __init__(
+        self,
+        run: Prunable,
+        train: ImageSet,
+        epochs: int = 1,
+        lr: float = 1e-3,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if run.kind != "train":
+            raise ValueError("Fine-tuning needs an output layer: prune a run of byov train in rounds.")
+        if epochs < 1 or lr <= 0:
+            raise ValueError(
+                f"Fine-tuning takes at least one epoch and a learning rate above 0, not {epochs} and {lr}."
+            )
+        still = run.recipe.augment == "none"
+        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, run.mean or None, run.std or None)
+        self.batches = Batches(train, min(run.recipe.train.batch, len(train)), seed=seed)
+        self.generator = Generator(device).manual_seed(seed)
+        self.epochs, self.lr = epochs, lr
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self, net: nn.Module) -> None:
+        self.optimizer = self.optimizer or torch.optim.Adam(net.parameters(), lr=self.lr)
+        for _ in range(self.epochs):
+            for batch in self.batches:
+                assert batch.labels is not None
+                self.optimizer.zero_grad()
+                logits = net(self.augment(batch.images, self.generator))
+                F.cross_entropy(logits, batch.labels).backward()
+                self.optimizer.step()
