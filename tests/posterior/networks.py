@@ -21,6 +21,9 @@ FAMILIES: list[Family] = [  # a new family is one more line
     byov.Ensemble(3),
     byov.EMP(3),
     byov.ECMP(3),
+    byov.Ensemble(3, learn_probs=True),
+    byov.EMP(3, learn_probs=True),
+    byov.ECMP(3, learn_probs=True),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -25,6 +26,8 @@ class Factor(nn.Module):
         super().__init__()
         self.family, self.layout = family, layout
         roles = family.roles(initial, fresh)
+        if hasattr(family, "mixing_roles"):
+            roles |= family.mixing_roles(layout, initial)
         for role, value in roles.items():
             self.register_parameter(role, nn.Parameter(value.detach().clone()))
         self._roles = tuple(roles)
@@ -52,14 +55,14 @@ class Factor(nn.Module):
         """One draw by name, tied weights under each of their names, an ensemble's buffers with it."""
         named = self.layout.with_ties(self.layout.split(self.family.draw(self.roles, self.cells, noise)))
         for name in self.buffer_names:
-            named[name] = self._stack(name).index_select(0, noise["z"]).squeeze(0)
+            named[name] = self._stack(name).index_select(0, self._component(noise)).squeeze(0)
         return named
 
     def at_mean(self) -> dict[str, Tensor]:
         """The posterior mean by name, as `draw` gives a draw."""
         named = self.layout.with_ties(self.layout.split(self.flat_mean()))
         for name in self.buffer_names:
-            stack, average = self._stack(name), self.family.average  # type: ignore[attr-defined]
+            stack, average = self._stack(name), self._average
             floating = stack.is_floating_point()
             named[name] = average(stack) if floating else average(stack.double()).round().to(stack.dtype)
         return named
@@ -68,7 +71,7 @@ class Factor(nn.Module):
     def keep_buffers(self, noise: Noise, named: dict[str, Tensor]) -> None:
         """Write back what a forward pass in train mode did to the buffers of the component it drew."""
         for name in self.buffer_names:
-            self._stack(name).index_copy_(0, noise["z"], named[name].unsqueeze(0))
+            self._stack(name).index_copy_(0, self._component(noise), named[name].unsqueeze(0))
 
     def flat_mean(self) -> Tensor:
         return self.family.mean(self.roles, self.cells)
@@ -78,6 +81,15 @@ class Factor(nn.Module):
 
     def kl(self, mean: Tensor | float, std: Tensor | float) -> Tensor:
         return self.family.kl(self.roles, self.cells, mean, std)
+
+    def _component(self, noise: Noise) -> Tensor:
+        family: Any = self.family
+        return family.assignment(self.roles, self.cells, noise)
+
+    @torch.no_grad()  # of statistics nothing is learned
+    def _average(self, stack: Tensor) -> Tensor:
+        family: Any = self.family
+        return family.average(stack, family.mixing_of(self.roles, self.cells))
 
     def _stack(self, name: str) -> Tensor:
         return self.get_buffer(name.replace(".", "/"))

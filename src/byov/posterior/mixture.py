@@ -11,13 +11,25 @@ What tells its members apart is how much of the network shares one assignment Z,
     DropConnect   one Z per element, biases never dropped           M and 0        Table 2
 
 Dropout and DropConnect are kept by their *mean*, as `nn.Dropout` users expect: the centroid is M = mean / (1 − p).
+
+The mixing probabilities are fixed, as everywhere in the paper, or learned per layer (`learn_probs`; its section 6). A
+draw of Z has no derivative, so their gradient needs an estimator. With g = ∂L/∂θ at the draw, s_k = g·M_k over a cell,
+s̄ = Σ_k p_k s_k and D the component drawn, it is that of ReinMax (Liu et al. 2023),
+
+    ∂L/∂logit_j ≈ ½ p_j (s_j − s̄) + ½ (1[j = D] − p_j)(s_D − s̄)
+
+the trapezoidal rule for L(M_j) − L(M_k): exact in expectation where L is quadratic along the line between two
+components, third-order in their distance otherwise. The first term alone, taken twice, is the straight-through
+estimator, which is right only for a linear L. The score function has no bias at all, but one number, the loss, would
+have to tell the good assignments of thousands of cells from the bad; here each cell is told by its own gradient.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Literal
 
 import torch
@@ -37,17 +49,22 @@ def _check_sigma(name: str, sigma: float) -> None:
 
 @dataclass(frozen=True)
 class _Components(ABC):
-    """K learned centroids, role `components` (K, P), mixed with fixed probabilities.
+    """K learned centroids, role `components` (K, P), mixed with fixed or learned probabilities.
 
     `probs` defaults to uniform, as everywhere in the paper. `start="copy"` starts every centroid at the network's
     weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew, which is what
-    an explicit ensemble trained from scratch needs.
+    an explicit ensemble trained from scratch needs. `spread` moves each element w of each centroid by spread·|w|·ε from
+    there, the mean of the centroids staying where it was: else the patches of a norm, which all start at 1 and 0, are
+    told apart by nothing but the batches they happen to see. `learn_probs` adds the role `logits` (K, layers): the
+    probabilities start at `probs` and are learned, each layer its own (an `Ensemble` has one for all).
     """
 
     k: int
     probs: tuple[float, ...] | None = None
     sigma: float = 0.0
     start: Start = "copy"
+    spread: float = 0.0
+    learn_probs: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -63,96 +80,193 @@ class _Components(ABC):
             if not all(p > 0 for p in probs) or abs(sum(probs) - 1.0) > 1e-6:
                 raise ValueError(f"{name} needs mixing probabilities above 0 that sum to 1, not {probs}.")
             object.__setattr__(self, "probs", probs)
+        if not 0.0 <= self.spread < float("inf"):
+            raise ValueError(f"{name} needs a spread of at least 0, not {self.spread}.")
+
+    def __repr__(self) -> str:
+        # As it was before there were learned probabilities, so that what was saved then is still recognised. Where the
+        # centroids started is nothing that a saved state depends on.
+        learned = ", learn_probs=True" if self.learn_probs else ""
+        return (
+            f"{type(self).__name__}(k={self.k}, probs={self.probs}, sigma={self.sigma}, start={self.start!r}{learned})"
+        )
 
     @property
     def mixing(self) -> tuple[float, ...]:
+        """The fixed probabilities, or those that learned ones start from."""
         return self.probs or (1.0 / self.k,) * self.k
 
     @abstractmethod
-    def _assignment(self, components: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        """Z, one number per cell."""
+    def _groups(self, layout: Layout) -> int:
+        """How many sets of mixing probabilities there are to learn."""
 
     @abstractmethod
-    def _select(self, components: Tensor, cells: Roles, z: Tensor) -> Tensor:
-        """Σ_k 1[Z = k] ⊙ M_k."""
+    def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
+        """The shape of Z: how many assignments one draw makes."""
+
+    @abstractmethod
+    def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
+        """For each element the Z of its cell, or the row of its group: (…, P), or (…, 1) where all share it."""
+
+    # What is learned
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         others = [initial if self.start == "copy" else fresh() for _ in range(self.k - 1)]
-        return {"components": torch.stack([initial, *others])}
+        stack = torch.stack([initial, *others])
+        if self.spread > 0:
+            away = self.spread * stack.abs() * torch.randn_like(stack)
+            stack = stack + away - self._mix(away, self.mixing)
+        return {"components": stack}
+
+    def mixing_roles(self, layout: Layout, like: Tensor) -> dict[str, Tensor]:
+        """The logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
+        if not self.learn_probs:
+            return {}
+        logits = torch.tensor(self.mixing, dtype=like.dtype, device=like.device).log()
+        return {"logits": logits[:, None].repeat(1, self._groups(layout))}
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {}
 
+    # What is random
+
     def noise(self, roles: Roles, layout: Layout, generator: Generator | None) -> Noise:
-        noise = {"z": self._assignment(roles["components"], layout, generator)}
+        components = roles["components"]
+        shape = self._cells(layout, components)
+        if self.learn_probs:  # what is held must not depend on what is learned
+            noise = {"u": uniform(shape, components, generator)}
+        else:
+            noise = {"z": categorical(shape, self.mixing, components, generator)}
         if self.sigma > 0:
-            noise["eps"] = normal(roles["components"].shape[-1:], roles["components"], generator)
+            noise["eps"] = normal(components.shape[-1:], components, generator)
         return noise
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
-        theta = self._select(roles["components"], cells, noise["z"])
+        components, z = roles["components"], self._elements(self.assignment(roles, cells, noise), cells)
+        # One for all: a row is read, not gathered.
+        theta = (components.index_select(0, z) if len(z) == 1 else components.gather(0, z.unsqueeze(0))).squeeze(0)
+        if self.learn_probs and torch.is_grad_enabled():
+            logits = self._elements(roles["logits"], cells)
+            theta = theta + _told_by_gradient(components.detach(), logits, z, theta.detach())
         return theta + self.sigma * noise["eps"] if self.sigma > 0 else theta
 
-    def average(self, stack: Tensor) -> Tensor:
+    def assignment(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
+        """Z, one component number per cell."""
+        return _pick(noise["u"], self._of_cells(roles["logits"], cells)) if self.learn_probs else noise["z"]
+
+    def _of_cells(self, logits: Tensor, cells: Roles) -> Tensor:
+        """The logits of each cell; here a group is one."""
+        return logits
+
+    # Moments and KL
+
+    def average(self, stack: Tensor, probs: Sequence[float] | Tensor | None = None) -> Tensor:
         """Σ_k p_k·stack_k, by differences to the first: equal components give themselves, exactly.
 
         A sum and not a matrix product, which autocast would take to bfloat16.
         """
-        return stack[0] + self._mix(stack - stack[0])
+        return stack[0] + self._mix(stack - stack[0], self.mixing if probs is None else probs)
 
-    def _mix(self, stack: Tensor) -> Tensor:
-        first, *others = (p * part for p, part in zip(self.mixing, stack.unbind(), strict=True))
+    @staticmethod
+    def _mix(stack: Tensor, probs: Sequence[float] | Tensor) -> Tensor:
+        first, *others = (p * part for p, part in zip(probs, stack.unbind(), strict=True))
         return sum(others, first)
 
+    def mixing_of(self, roles: Roles, cells: Roles) -> Sequence[float] | Tensor:
+        """p_k of every element: K numbers, or learned ones (K, P), or (K,) where all elements share them."""
+        return self._elements(roles["logits"].softmax(0), cells).squeeze(1) if self.learn_probs else self.mixing
+
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
-        return self.average(roles["components"])
+        return self.average(roles["components"], self.mixing_of(roles, cells))
 
     def std(self, roles: Roles, cells: Roles) -> Tensor:
         spread = roles["components"] - self.mean(roles, cells)
-        return (self._mix(spread**2) + self.sigma**2).sqrt()
+        return (self._mix(spread**2, self.mixing_of(roles, cells)) + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Equation (6): Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped."""
+        """Equation (6): Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped.
+
+        Learned probabilities take a part of that constant with them: the entropy of Z, log K − KL(p ‖ uniform) for each
+        assignment of a draw. The KL to the uniform is then added; it is 0 where they start uniform.
+        """
         components = precise(roles["components"])
-        return 0.5 * self._mix(((components - mean) / std) ** 2).sum()
+        quadratic = 0.5 * self._mix(((components - mean) / std) ** 2, self.mixing_of(roles, cells)).sum()
+        if not self.learn_probs:
+            return quadratic
+        log_p = precise(roles["logits"]).log_softmax(0)
+        from_uniform = (log_p.exp() * (log_p + log(self.k))).sum(0)
+        return quadratic + (from_uniform * cells["count"] if "count" in cells else from_uniform).sum()
 
 
-@dataclass(frozen=True)
+def _pick(u: Tensor, logits: Tensor) -> Tensor:
+    """Component numbers from uniform noise: how many edges of the cumulated probabilities lie at or below it."""
+    edges = precise(logits.detach()).softmax(0).cumsum(0)[:-1]
+    return (u >= edges).sum(0)
+
+
+def _told_by_gradient(components: Tensor, logits: Tensor, z: Tensor, drawn: Tensor) -> Tensor:
+    """Zero, with the gradient of θ in the logits that the module's docstring gives."""
+    log_p = logits.log_softmax(0)
+    p = log_p.exp()
+    mean = (p.detach() * components).sum(0)
+    path = 0.5 * ((p * components).sum(0) + log_p.gather(0, z.unsqueeze(0)).squeeze(0) * (drawn - mean))
+    return path - path.detach()
+
+
+@dataclass(frozen=True, repr=False)
 class Ensemble(_Components):
     """An explicit ensemble: one of K whole networks, its buffers (BatchNorm's statistics) included."""
 
     owns_buffers = True
 
-    def _assignment(self, components: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        return categorical((1,), self.mixing, components, generator)
+    def _groups(self, layout: Layout) -> int:
+        return 1
 
-    def _select(self, components: Tensor, cells: Roles, z: Tensor) -> Tensor:
-        return components.index_select(0, z).squeeze(0)
+    def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
+        return (1,)
+
+    def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
+        return of_cells
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EMP(_Components):
     """Ensemble Model Patching, equation (4): each layer takes one of its K patches, weight and bias together."""
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {"layer": layout.layer_cells()}
 
-    def _assignment(self, components: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        return categorical((layout.layers,), self.mixing, components, generator)
+    def _groups(self, layout: Layout) -> int:
+        return layout.layers
 
-    def _select(self, components: Tensor, cells: Roles, z: Tensor) -> Tensor:
-        return components.gather(0, z.index_select(0, cells["layer"]).unsqueeze(0)).squeeze(0)
+    def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
+        return (layout.layers,)
+
+    def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
+        return of_cells.index_select(-1, cells["layer"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ECMP(_Components):
     """Ensemble Cross Model Patching, equation (5): each element takes one of its K patches by itself."""
 
-    def _assignment(self, components: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        return categorical(components.shape[1:], self.mixing, components, generator)
+    def cells(self, layout: Layout) -> dict[str, Tensor]:
+        if not self.learn_probs:
+            return {}
+        layer = layout.layer_cells()
+        return {"layer": layer, "count": torch.bincount(layer, minlength=layout.layers)}
 
-    def _select(self, components: Tensor, cells: Roles, z: Tensor) -> Tensor:
-        return components.gather(0, z.unsqueeze(0)).squeeze(0)
+    def _groups(self, layout: Layout) -> int:
+        return layout.layers
+
+    def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
+        return tuple(components.shape[1:])
+
+    def _of_cells(self, logits: Tensor, cells: Roles) -> Tensor:
+        return self._elements(logits, cells)
+
+    def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
+        return of_cells if of_cells.dim() == 1 else of_cells.index_select(-1, cells["layer"])
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0) -> list[Group]
         if not parameter.requires_grad:
             continue
         role = "weights"
-        if isinstance(module, Factor):
+        if isinstance(module, Factor) and name.endswith("logits"):  # mixing probabilities, as many as there are layers
+            role = "excluded"
+        elif isinstance(module, Factor):
             if name.endswith("log_var"):
                 role = "log_var"
             sizes: list[int] | None = list(module.layout.sizes)
