@@ -135,12 +135,12 @@ def _check(
     for index in rows:
         if not len(index) or int(index.min()) < 0 or int(index.max()) >= len(X):
             raise ValueError(f"A split's rows are some of the numbers 0 to {len(X) - 1}.")
-        if settings.batch < 2 and any(of.normed(family) for family in families.values()):
-            raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
         if len(index) < settings.batch:
             raise ValueError(
                 f"{len(index)} training rows are fewer than the batch of {settings.batch}: choose a smaller batch."
             )
+        if settings.cut(len(index))[1] < 2 and any(of.normed(family) for family in families.values()):
+            raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
 
 
 def _train(splits: list[Data], families: Mapping[str, Family], settings: Settings) -> dict[str, list[Split]]:

@@ -21,8 +21,8 @@ def runner(groups: Sequence[Group], like: Chunk) -> Callable[[Chunk], None]:
 
 def _loop(groups: Sequence[Group], chunk: Chunk) -> None:
     threads = torch.get_num_threads()
-    # Each kernel takes microseconds: a second thread gains a third on an idle machine, and loses a hundredfold where
-    # it has to wait for its core.
+    # A kernel takes microseconds: a second thread gains a third on an idle machine, and on a busy one, where it has to
+    # wait for its core, the step takes five to ten times as long.
     torch.set_num_threads(1)
     try:
         for group, tensors in zip(groups, chunk[1], strict=True):
