@@ -250,6 +250,8 @@ class Loop:
                     torch.compiler.cudagraph_mark_step_begin()
                 out = self.module(*self.task.inputs(batch, generator, place))
                 self.fabric.backward(out.loss / len(parts))
+        if hasattr(self.task, "before"):  # a task may look at the gradients, or drop some
+            self.task.before(self.step)
         if self.config.clip is not None:
             # Not an error here: a loss scaler skips such a step, and without one the loss will tell.
             self.fabric.clip_gradients(self.module, self.wrapped, max_norm=self.config.clip, error_if_nonfinite=False)
