@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,25 +15,12 @@ from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
 from byov.models.entry import resolve
-from byov.posterior import (
-    ECMP,
-    EMP,
-    BayesianModule,
-    DropConnect,
-    Dropout,
-    Ensemble,
-    Family,
-    Gaussian,
-    Normal,
-    bayesianize,
-    kl_scale,
-    norm_layers,
-    output_layer,
-)
-from byov.posterior.select import Rules
+from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, kl_scale, output_layer
+from byov.posterior.factor import Factor
+from byov.train.before_norm import add_gates
 from byov.train.config import from_dict
+from byov.train.families import FamilyConfig
 from byov.train.loop import Place, TrainConfig
-from byov.train.objective import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.sync_batchnorm import synchronise
 
@@ -48,39 +35,6 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class FamilyConfig(ObjectiveConfig):
-    """What is random, and how much; a recipe's [posterior]."""
-
-    family: Literal["none", "gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"] = "gaussian"
-    on: Literal["all", "norm+output", "norm", "output"] = "all"
-    log_var: float = -10.0
-    p: float = 0.005
-    k: int = 5
-    sigma: float = 0.0
-
-    def rules(self) -> Rules | None:
-        """The rules for `bayesianize`; None for a network without a posterior."""
-        families: dict[str, Family] = {
-            "gaussian": Gaussian(self.log_var),
-            "dropout": Dropout(self.p, self.sigma),
-            "dropconnect": DropConnect(self.p, self.sigma),
-            "ensemble": Ensemble(self.k, sigma=self.sigma, start="reset"),
-            "emp": EMP(self.k, sigma=self.sigma),
-            "ecmp": ECMP(self.k, sigma=self.sigma),
-        }
-        if self.family == "none":
-            return None
-        family = families[self.family]
-        places: dict[str, Rules] = {
-            "all": family,
-            "norm": {norm_layers: family},
-            "output": {output_layer: family},
-            "norm+output": {norm_layers: family, output_layer: family},
-        }
-        return places[self.on]
-
-
-@dataclass(frozen=True)
 class Supervised:
     """A whole recipe."""
 
@@ -92,7 +46,7 @@ class Supervised:
 
 
 class Step(NamedTuple):
-    """What one step computed: the loss to minimise, and what to look at."""
+    """What one step computed: the loss to minimise, and what to look at; `kl` is the penalty, whichever it is."""
 
     loss: Tensor
     cross_entropy: Tensor
@@ -101,18 +55,30 @@ class Step(NamedTuple):
 
 
 class Classifier(nn.Module):
-    """cross-entropy + β·KL/N of one batch under one draw."""
+    """cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 in the KL's place."""
 
-    def __init__(self, net: nn.Module, augment: CropFlip, number: float) -> None:
+    def __init__(self, net: nn.Module, augment: CropFlip, number: float, posterior: FamilyConfig, batch: int) -> None:
         super().__init__()
         self.net, self.augment, self.kl_scale = net, augment, number
+        self.posterior, self.batch = posterior, batch
 
     def forward(self, images: Tensor, labels: Tensor, uniforms: Tensor, weight: Tensor) -> Step:
         logits = self.net(self.augment.render(images, uniforms))
         cross_entropy = F.cross_entropy(logits.float(), labels)
-        kl = self.net.kl() / self.kl_scale if isinstance(self.net, BayesianModule) else torch.zeros_like(cross_entropy)
+        penalty = self.penalty(cross_entropy)
         correct = (logits.argmax(1) == labels).float().mean()
-        return Step(cross_entropy + weight * kl, cross_entropy.detach(), kl.detach(), correct)
+        return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
+
+    def penalty(self, like: Tensor) -> Tensor:
+        """What is added to the cross-entropy, but for β."""
+        if self.posterior.penalty == "l2":
+            return self.posterior.l2.penalty(self.net) / self.batch
+        if isinstance(self.net, BayesianModule):
+            return self.net.kl(points=self.posterior.points) / self.kl_scale
+        if not self.posterior.points:
+            return torch.zeros_like(like)
+        squares = torch.stack([p.square().sum() for p in self.net.parameters() if p.requires_grad]).sum()
+        return 0.5 * squares / self.posterior.prior_std**2 / self.kl_scale
 
 
 class SupervisedTask:
@@ -124,6 +90,16 @@ class SupervisedTask:
         self.recipe = recipe
         self.data = data.to(device) if isinstance(data, ImageSet) else data
         self._module = build(recipe, data, len(data.class_names), world, device)
+        net, share = self._module.net, recipe.train.batch // (world * recipe.train.accumulate)
+        if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+            raise ValueError(f"{recipe.model.name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
+        # What has a posterior, and what all its draws share.
+        self._patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
+        self._shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
+        if recipe.posterior.alternate and not self._shared:
+            raise ValueError(
+                "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
+            )
 
     @property
     def module(self) -> Classifier:
@@ -134,34 +110,77 @@ class SupervisedTask:
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
         drawn = self._module.augment.draw(len(batch.images) * place.world, generator, place.device)
-        return batch.images, batch.labels, drawn[place.rank :: place.world], self.recipe.posterior.beta(place)
+        posterior = self.recipe.posterior
+        weight = posterior.beta(place) if posterior.penalty == "kl" else torch.ones((), device=place.device)
+        return batch.images, batch.labels, drawn[place.rank :: place.world], weight
+
+    def before(self, step: int) -> None:
+        """The patches' gradients times `gain`; in a phase of coordinate descent only one half has gradients at all.
+
+        Without a gradient a parameter, and the optimizer's state of it, stay as they are.
+        """
+        posterior = self.recipe.posterior
+        if posterior.alternate:
+            for parameter in (self._patched, self._shared)[step // posterior.alternate % 2]:
+                parameter.grad = None
+        gradients = [p.grad for p in self._patched if p.grad is not None] if posterior.gain != 1 else []
+        if gradients:
+            torch._foreach_mul_(gradients, posterior.gain)
 
     def after(self, step: int, total: int) -> None:
         """Nothing follows a step."""
 
 
 def build(
-    recipe: Supervised, data: ImageSet | FolderSet | Like, classes: int, world: int, device: torch.device
+    recipe: Supervised,
+    data: ImageSet | FolderSet | Like,
+    classes: int,
+    world: int,
+    device: torch.device,
+    fetch: bool = True,
 ) -> Classifier:
-    """The module that a recipe describes, for images like `data`."""
-    name = recipe.model.name
+    """The module that a recipe describes, for images like `data`; pretrained weights only if they are to be fetched."""
+    name, posterior = recipe.model.name, recipe.posterior
     if name.startswith("python:"):
         net = resolve(name.removeprefix("python:"))(classes)
         if not isinstance(net, nn.Module):
             raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
     else:
-        net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained)
+        net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained and fetch)
     if world > 1:
         net = synchronise(net, device)
-    rules, posterior = recipe.posterior.rules(), recipe.posterior
-    covered = 1
-    if rules is not None:
-        prior = Normal(0.0, posterior.prior_std)
-        net = bayesianize(net, rules, prior=prior, shared_draw=posterior.shared_draw)
-        covered = sum(factor.layout.numel for factor in net.factors)
+    covered, net = _with_posterior(net, posterior, recipe.model.pretrained)
     still = recipe.augment == "none"
     augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, data.mean, data.std)
-    return Classifier(net, augment, kl_scale(posterior.kl_scale, len(data), covered))
+    number = kl_scale(posterior.kl_scale, len(data), covered)
+    return Classifier(net, augment, number, posterior, recipe.train.batch)
+
+
+def _with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
+    """How many weights are covered, and the network with its posterior; the network as it is where there is none."""
+    rules = posterior.rules(pretrained)
+    if rules is None:
+        return 1, net
+    if posterior.on == "before-norm":
+        net = add_gates(net)
+    prior = Normal(0.0, posterior.prior_std)
+    model = bayesianize(net, rules, prior=prior, shared_draw=posterior.shared_draw)
+    for factor in model.factors:
+        if any(slot.name.endswith("gate") for slot in factor.layout.slots):
+            factor.requires_grad_(False)
+        if pretrained and isinstance(factor.family, Ensemble) and posterior.start == "auto":
+            _new_heads(net, factor)
+    return sum(factor.layout.numel for factor in model.factors), model
+
+
+@torch.no_grad()
+def _new_heads(net: nn.Module, factor: Factor) -> None:
+    """Give each member of a pretrained ensemble, but the first, an output layer of its own: no two are the same."""
+    fresh = Ensemble(factor.family.k, start="reset")  # type: ignore[attr-defined]
+    heads = bayesianize(net, {output_layer: fresh}).factors[0]
+    new, old = (f.layout.split(f.get_parameter("components")) for f in (heads, factor))
+    for name in new.keys() & old.keys():
+        old[name].copy_(new[name])
 
 
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
@@ -178,7 +197,7 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     """The module of a run as its checkpoint left it, and its recipe."""
     state, like = reopen(run, "train")
     recipe = from_dict(Supervised, state["recipe"]["config"])
-    bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
-    module = build(bare, like, len(state["recipe"]["class_names"]), 1, torch.device(device))
+    classes = len(state["recipe"]["class_names"])
+    module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
     module.load_state_dict(state["module"])
     return module.to(device).eval(), recipe

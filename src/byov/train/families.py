@@ -1,0 +1,89 @@
+"""Which family of posteriors a classifier is trained under, where, and what pulls at it; a recipe's [posterior]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from byov.posterior import ECMP, EMP, DropConnect, Dropout, Ensemble, Family, Gaussian, norm_layers, output_layer
+from byov.posterior.select import Rules
+from byov.train.before_norm import gates
+from byov.train.objective import L2Config, ObjectiveConfig
+
+Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
+_COMPONENTS = ("ensemble", "emp", "ecmp")
+
+
+@dataclass(frozen=True)
+class FamilyConfig(ObjectiveConfig):
+    """What is random, and how much."""
+
+    family: Literal["none"] | Name = "gaussian"
+    on: Literal["all", "norm+output", "norm", "output", "before-norm"] = "all"
+    """Where; "before-norm" is dropout's place in the patching paper, before every BatchNorm."""
+    output_family: Name | None = None
+    """Another family for the output layer, beside `family` on the rest of `on`."""
+    log_var: float = -10.0
+    p: float = 0.005
+    k: int = 5
+    sigma: float = 0.0
+    start: Literal["auto", "copy", "reset"] = "auto"
+    """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
+    ensemble all components start at the pretrained weights, and only the output layer, which is new, differs."""
+    spread: float = 0.0
+    learn_probs: bool = False
+    penalty: Literal["kl", "l2"] = "kl"
+    """"kl" is β·KL/N; "l2" the penalty of the patching paper's appendix C.1, with the λ of [posterior.l2]."""
+    points: bool = False
+    """The KL counts parameters without a posterior too, as equation (6) does; also where `family` is none."""
+    l2: L2Config = field(default_factory=L2Config)
+    alternate: int = 0
+    """Coordinate descent (C.2): so many steps on what is shared, then as many on what has a posterior; 0: together."""
+    gain: float = 1.0
+    """Times the gradients of what has a posterior. Of K components a step moves one: under SGD, K makes up for that."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        used = {self.family, self.output_family} - {None}
+        if self.output_family is not None and (self.family == "none" or self.on == "output"):
+            raise ValueError("posterior.output_family stands beside another family: set posterior.on to norm, say.")
+        if self.on == "before-norm" and self.family not in ("dropout", "none"):
+            raise ValueError(f"posterior.on = 'before-norm' is a place for dropout, not for {self.family}.")
+        if self.learn_probs and not used & set(_COMPONENTS):
+            raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
+        if self.penalty == "l2" and "gaussian" in used:
+            raise ValueError("posterior.penalty = 'l2' has no pull on a Gaussian's variance: it needs the KL.")
+        if self.alternate < 0:
+            raise ValueError(f"posterior.alternate is a number of steps, or 0, not {self.alternate}.")
+        if self.alternate and (self.family == "none" or self.on == "before-norm"):
+            raise ValueError("posterior.alternate needs a posterior that is learned beside what is shared.")
+        if not 0 < self.gain < float("inf"):
+            raise ValueError(f"posterior.gain is above 0, not {self.gain}.")
+        self.rules()  # the families refuse what they cannot be
+
+    def rules(self, pretrained: bool = False) -> Rules | None:
+        """The rules for `bayesianize`; None for a network without a posterior."""
+        if self.family == "none":
+            return None
+        family = self._family(self.family, pretrained)
+        output = family if self.output_family is None else self._family(self.output_family, pretrained)
+        if self.on == "all":
+            return family if self.output_family is None else {output_layer: output, "*": family}
+        if self.on == "output":
+            return {output_layer: family}
+        place = {norm_layers: family} if self.on != "before-norm" else {gates: family}
+        also = self.on == "norm+output" or self.output_family is not None
+        return {output_layer: output, **place} if also else place
+
+    def _family(self, name: Name, pretrained: bool) -> Family:
+        start: Literal["copy", "reset"] = "reset" if name == "ensemble" and not pretrained else "copy"
+        start = start if self.start == "auto" else self.start
+        match name:
+            case "gaussian":
+                return Gaussian(self.log_var)
+            case "dropout":
+                return Dropout(self.p, self.sigma)
+            case "dropconnect":
+                return DropConnect(self.p, self.sigma)
+        kinds: dict[str, type[Ensemble | EMP | ECMP]] = {"ensemble": Ensemble, "emp": EMP, "ecmp": ECMP}
+        return kinds[name](self.k, None, self.sigma, start, self.spread, self.learn_probs)
