@@ -9,11 +9,12 @@ The recipes are those of recipes/digits_*.toml at scale "quick" and recipes/cifa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from byov.device import choose_device
+from byov.exploration.runs import Run, Settings
 from byov.reproduce.experiment import Context, Scale
 from byov.ssl import pretrain
 from byov.train import checkpoint
@@ -159,3 +160,50 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+# What the figures about the posterior share
+
+PRIORS = {"normal": "N(0, I)", "teacher-mean": "N(μ_T, I)", "teacher-normal": "N(μ_T, Σ_T)"}
+BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.01, 0.03, 0.1), "full": (0.03, 0.1, 0.3, 1.0)}
+"""What β ends at. The paper's 1.0 is too much for a small data set, whose N of β·KL/N is small."""
+BASE: dict[Scale, float] = {"quick": 0.03, "full": 0.1}
+"""The recipes' own β."""
+
+
+def byov_run(context: Context, prior: str = "normal", beta: float | None = None) -> Path:
+    """BYOV under one of the paper's priors, with β from 0 to `beta`; the recipe's own by default."""
+    name, changes = "byov", []
+    if prior != "normal":
+        name, changes = f"{name}_{prior}", [f"posterior.prior={prior}"]
+    if beta is not None and beta != BASE[context.scale]:
+        name, changes = f"{name}_beta{beta:g}", [*changes, f"posterior.beta_end={beta}"]
+    return pretrained(context, name, *changes)
+
+
+def byol_run(context: Context) -> Path:
+    """BYOL by the same recipe."""
+    return pretrained(context, "byol", "posterior.family=none")
+
+
+def handed_in(context: Context) -> dict[str, Path]:
+    """The user's pretraining runs with posteriors, by prior and β, where a figure compares whatever it is given."""
+    found: dict[str, Path] = {}
+    for run in context.runs:
+        file = run / "checkpoint.safetensors" if run.is_dir() else run
+        if not file.is_file():
+            raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
+        about = checkpoint.peek(file)["recipe"]
+        posterior = about["config"]["posterior"]
+        if about["kind"] == "pretrain" and posterior["family"] != "none":
+            label = f"{PRIORS[posterior['prior']]}, β: {posterior['beta_start']:g} → {posterior['beta_end']:g}"
+            found[f"{label} ({run.name})" if label in found else label] = run
+    if not found:
+        raise ValueError("None of the runs given is of byov pretrain with a posterior.")
+    return found
+
+
+def opened(context: Context, runs: Mapping[str, Path], **changes: Any) -> list[Run]:
+    """Runs as exploration reads them, under the names that a figure gives them."""
+    settings = Settings(seed=context.seed, root=context.root, device=str(choose_device(context.device)), **changes)
+    return [Run(path, name, settings) for name, path in runs.items()]

@@ -1,0 +1,151 @@
+"""BYOV, Figure 2: the three priors over a range of β, beside BYOL; everything at the posterior mean μ.
+
+Read by a linear probe on the frozen encoder at μ. As in the paper the best BYOV is taken for each score by itself, and
+on the test set: that favours BYOV, so the same comparison for the recipe's own setting stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
+from byov.reproduce.byov_runs import BASE, BETAS, PRIORS, byol_run, byov_run, handed_in, recipe_of
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
+from byov.ssl.probe import Scores
+from byov.ssl.runs import probe_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = {
+    "top1": ("top-1 %", True),
+    "top5": ("top-5 %", True),
+    "ece": ("ECE %", False),
+    "reliability": ("reliability × 100", False),
+    "resolution": ("resolution × 100", True),
+}
+"""Score → its name, and whether more is better."""
+PAPER = {"top1": -0.4, "top5": -0.22, "ece": 2.83, "reliability": 1.03, "resolution": -0.57}
+"""The best BYOV against BYOL in points, above 0 where BYOV is the better one."""
+MC_GAIN = 0.34
+"""Points of top-1 that the paper gains by draws, N(0, I) and β = 0.3."""
+DRAWS, BOOTSTRAPS = 30, 100
+
+Measured = dict[str, list[float]]
+"""Score → its value and its bootstrap error over the test images, as shares."""
+
+
+@experiment("byov/figure2", "Prior ablation: accuracy, calibration and Brier parts over β")
+def figure2(context: Context) -> Outcome:
+    """Top-1, top-5, ECE, reliability and resolution of each prior and β, and of BYOL."""
+    byol = measured(context, "byol", byol_run(context))["mean"]
+    grid: dict[str, dict[str, Measured]] = {}
+    drawn, own = None, None
+    for prior, by_beta in _grid(context).items():
+        grid[prior] = {}
+        for beta, run in by_beta.items():
+            mine = prior == "normal" and (beta == BASE[context.scale] or bool(context.runs and own is None))
+            part = measured(context, f"{prior}_{beta:g}", run, DRAWS if mine else 0)
+            grid[prior][f"{beta:g}"] = part["mean"]
+            if mine:
+                own, drawn = part["mean"], part["draws"]
+    data = {"byol": byol, "byov": grid, "byov_draws": drawn, "draws": DRAWS, "scores": "a linear probe at μ, 15 bins"}
+    everything = [scores for by_beta in grid.values() for scores in by_beta.values()]
+    comparisons = []
+    for score, (name, more) in SHOWN.items():
+        sign = 1 if more else -1
+        best = max(everything, key=lambda scores: sign * scores[score][0])
+        chosen = [(f"best, {name}", best, PAPER[score]), *([(f"N(0, I), {name}", own, None)] if own else [])]
+        for words, scores, paper in chosen:
+            gain, error = gained(scores, byol, score, more)
+            told = verdict(gain, error, paper)
+            comparisons.append(Comparison(f"{words}: better than BYOL by", gain, paper, error, told))
+    if own and drawn:
+        gain, error = gained(drawn, own, "top1", True)
+        told = verdict(gain, error, MC_GAIN)
+        comparisons.append(Comparison(f"N(0, I): top-1 gained by {DRAWS} draws", gain, MC_GAIN, error, told))
+    note = (
+        "Points in per cent, above 0 where BYOV is better; errors: bootstraps over test images, one training seed."
+        f" {len(everything)} runs of BYOV. The paper's are ImageNet, a ViT, and its own list of β."
+    )
+    return Outcome(data, comparisons, ablation_figure(byol, grid), note)
+
+
+def _grid(context: Context) -> dict[str, dict[float, Path]]:
+    """Runs by prior and β: the user's, or ours."""
+    if not context.runs:
+        return {prior: {beta: byov_run(context, prior, beta) for beta in BETAS[context.scale]} for prior in PRIORS}
+    grid: dict[str, dict[float, Path]] = {}
+    for run in handed_in(context).values():
+        posterior = recipe_of(run)["posterior"]
+        grid.setdefault(posterior["prior"], {})[posterior["beta_end"]] = run
+    return grid
+
+
+def gained(mine: Measured, other: Measured, score: str, more: bool) -> tuple[float, float]:
+    """How many points better, and its error."""
+    difference = mine[score][0] - other[score][0]
+    return 100 * (difference if more else -difference), 100 * (mine[score][1] ** 2 + other[score][1] ** 2) ** 0.5
+
+
+def verdict(gain: float, error: float, paper: float | None) -> str:
+    """What a difference with its error says, beside the paper's."""
+    if abs(gain) <= 2 * error:
+        return "no difference told"
+    if paper is None:
+        return "better" if gain > 0 else "worse"
+    return "as in the paper" if (gain > 0) == (paper > 0) else "the other way than in the paper"
+
+
+def measured(context: Context, name: str, run: Path, draws: int = 0) -> dict[str, Measured]:
+    """The scores of a run's linear probe, "mean" at μ and, with draws, "draws" under them."""
+    recipe = {part: settings for part, settings in recipe_of(run).items() if part != "data"}
+    protocol = {"draws": draws, "bootstraps": BOOTSTRAPS, "recipe": recipe}
+    return context.kept(name, protocol, partial(_measure, context, run, draws))
+
+
+def _measure(context: Context, run: Path, draws: int) -> dict[str, Any]:
+    probed = probe_run(run, samples=draws, seed=context.seed, root=context.root, device=context.device)
+    labels = replace(probed.recipe.data, root=context.root or probed.recipe.data.root).load("test").labels
+    assert labels is not None
+    readings = {"mean": "linear", **({"draws": "linear_draws"} if draws else {})}
+    return {key: _with_errors(probed.result.predictions[name].mean.cpu(), labels) for key, name in readings.items()}
+
+
+def _with_errors(probs: torch.Tensor, labels: torch.Tensor) -> Measured:
+    whole = Scores.of(probs, labels)
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(labels), (BOOTSTRAPS, len(labels)), generator=generator)
+    again = [Scores.of(probs[pick], labels[pick]) for pick in picks]
+    found = {}
+    for score in SHOWN:
+        spread = torch.tensor([getattr(scores, score) for scores in again], dtype=torch.float64).std().item()
+        found[score] = [getattr(whole, score), spread]
+    return found
+
+
+@styled
+def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Figure:
+    """A panel per score over β, a line per prior, and BYOL as a line with a band of one error."""
+    made, [panels] = canvas(12.0, 2.9, 1, len(SHOWN))
+    for axes, (score, (name, more)) in zip(panels, SHOWN.items(), strict=True):
+        value, error = (100 * x for x in byol[score])
+        axes.axhline(value, color="0.25", linewidth=1.1, linestyle="--", label="BYOL")
+        axes.axhspan(value - error, value + error, color="0.85", linewidth=0)
+        for i, (prior, by_beta) in enumerate(grid.items()):
+            betas = [float(beta) * 1.05 ** (i - 1) for beta in by_beta]  # side by side
+            points = [[100 * x for x in scores[score]] for scores in by_beta.values()]
+            style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
+            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], label=PRIORS[prior], **style)  # type: ignore[arg-type]
+        axes.set_xscale("log")
+        axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
+        plain(axes)
+        log_labels(axes.xaxis)
+    handles, labels = panels[0].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=4)
+    return made
