@@ -18,10 +18,8 @@ def figure3(context: Context) -> Outcome:
     """The records of a run for each prior, and how far apart they end."""
     runs = handed_in(context) if context.runs else {PRIORS[prior]: byov_run(context, prior) for prior in PRIORS}
     histories = {name: layer_history(run) for name, run in runs.items()}
-    data: dict[str, Any] = {
-        "beta_end": None if context.runs else BASE[context.scale],
-        "layers": {n: asdict(h) for n, h in histories.items()},
-    }
+    beta = None if context.runs else BASE[context.scale]
+    data: dict[str, Any] = {"beta_end": beta, "layers": {n: asdict(h) for n, h in histories.items()}}
     base, *others = histories
     comparisons = []
     for other in others:

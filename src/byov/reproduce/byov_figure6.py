@@ -32,7 +32,5 @@ def figure6(context: Context) -> Outcome:
                 snr = apart(histories[first], histories[last], "snr_mean", layers)
                 verdict = "a small change, as in the paper" if snr < 0.3 else "more than twofold"
                 comparisons.append(Comparison(f"mean SNR of the {words} layers, likewise", snr, verdict=verdict))
-    note = (
-        "Decades: the mean over layers of |log₁₀ of the ratio| at the end of training. One seed; the paper has lines."
-    )
+    note = "Decades: the mean over layers of |log₁₀ of the ratio| when training ends. One seed; the paper has lines."
     return Outcome(data, comparisons, layers_figure(histories, ("snr_mean", "snr_max")), note)

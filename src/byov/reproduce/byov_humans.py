@@ -1,4 +1,4 @@
-"""Ours, beside BYOV's figures: is a model unsure where people disagree? CIFAR-10H against BYOL, BYOV and supervised BBB.
+"""Ours, beside BYOV's figures: is a model unsure where people disagree? CIFAR-10H, BYOL, BYOV and supervised BBB.
 
 About 50 people named each of CIFAR-10's test images; the entropy of their votes is what uncertainty is ranked against.
 We know of no published comparison of this kind for self-supervised posteriors.

@@ -140,15 +140,24 @@ def _made(
 
 def _handed_in(runs: Sequence[Path], kind: str, asked: dict[str, Any]) -> Path:
     for run in runs:
-        file = run / "checkpoint.safetensors" if run.is_dir() else run
-        if not file.is_file():
-            raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
-        about = checkpoint.peek(file)["recipe"]
+        about = _about(run)
         settings = _flat(about["config"])
         if about.get("kind") == kind and all(settings.get(key) == value for key, value in asked.items()):
             return run
     words = ", ".join(f"{key} = {value}" for key, value in asked.items())
     raise ValueError(f"None of the runs given is of byov {kind} with {words}: give one, or leave the runs out.")
+
+
+def _about(run: Path) -> dict[str, Any]:
+    """What a run's checkpoint says of its recipe and data."""
+    file = run / "checkpoint.safetensors" if run.is_dir() else run
+    if not file.is_file():
+        raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
+    state = checkpoint.peek(file)
+    about = state.get("recipe") if isinstance(state, dict) else None
+    if not isinstance(about, dict) or about.get("kind") not in ("pretrain", "train"):
+        raise ValueError(f"{run} is not a run of byov pretrain or byov train.")
+    return about
 
 
 def _key(change: str) -> str:
@@ -190,10 +199,7 @@ def handed_in(context: Context) -> dict[str, Path]:
     """The user's pretraining runs with posteriors, by prior and β, where a figure compares whatever it is given."""
     found: dict[str, Path] = {}
     for run in context.runs:
-        file = run / "checkpoint.safetensors" if run.is_dir() else run
-        if not file.is_file():
-            raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
-        about = checkpoint.peek(file)["recipe"]
+        about = _about(run)
         posterior = about["config"]["posterior"]
         if about["kind"] == "pretrain" and posterior["family"] != "none":
             label = f"{PRIORS[posterior['prior']]}, β: {posterior['beta_start']:g} → {posterior['beta_end']:g}"
@@ -201,6 +207,11 @@ def handed_in(context: Context) -> dict[str, Path]:
     if not found:
         raise ValueError("None of the runs given is of byov pretrain with a posterior.")
     return found
+
+
+def recipe_of(run: Path) -> dict[str, Any]:
+    """The recipe that a run was trained with, as its checkpoint has it."""
+    return _about(run)["config"]
 
 
 def opened(context: Context, runs: Mapping[str, Path], **changes: Any) -> list[Run]:
