@@ -28,7 +28,8 @@ SEEDS: dict[Scale, int] = {"quick": 1, "full": 3}
 SEVERITIES: dict[Scale, tuple[int, ...]] = {"quick": (1, 3, 5), "full": (1, 2, 3, 4, 5)}
 REFITTED = (0.0, 0.5, 0.7, 0.9)
 """The sparsities at which the probe is also refitted, which takes a fit each."""
-DRAWS = 10
+DRAWS, FIT_DRAWS = 10, 8
+"""That the probes are read under, and fitted under."""
 AT = 0.7
 WANTED = 6.0
 """Points of top-1 that SNR pruning should be ahead at that sparsity."""
@@ -50,7 +51,7 @@ def figure4(context: Context) -> Outcome:
             about = {key: value for key, value in part["protocol"].items() if key != "runs"}
             protocols.append({"seed": seed, "weights": [made_of["byov"], made_of["byol"]], **about})
         for model, run in (("BYOV", byov), ("BYOL", byol)):
-            asked = {**made_of, "severities": list(SEVERITIES[context.scale]), "draws": DRAWS}
+            asked = {**made_of, "severities": list(SEVERITIES[context.scale]), "draws": [DRAWS, FIT_DRAWS]}
             part = context.kept(f"shift_{model}_{seed}", asked, partial(_shifted, context, run))
             shifts += [{"model": model, "seed": seed, **row} for row in part["rows"]]
     sweep = {"kind": KIND, "protocol": {"parts": protocols}, "curves": curves}
@@ -110,13 +111,12 @@ def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any
 def _shifted(context: Context, run: Path) -> dict[str, Any]:
     """The scores of a run's probe on clean and shifted test images, at μ and under draws; severities averaged."""
     from byov.evaluation import evaluate, summarise
-    from byov.evaluation.images import labelled, shifts_for
+    from byov.evaluation.images import shifts_for
     from byov.evaluation.subjects import Reading, subject
+    from byov.pruning.runs import open_run
 
-    found = subject(str(run), Reading(DRAWS, seed=context.seed, device=context.device))
-    assert found.data is not None
-    assert found.shape is not None
-    test, train = (labelled(found.data, split, context.root, *found.shape) for split in ("test", "train"))
+    found = subject(str(run), Reading(DRAWS, seed=context.seed, fit_samples=FIT_DRAWS, device=context.device))
+    test, train = (open_run(run).images(split, context.root) for split in ("test", "train"))
     shifts, _ = shifts_for("augmentations", test)
     assert test.labels is not None
     rows = evaluate(

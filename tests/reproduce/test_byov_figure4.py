@@ -1,0 +1,139 @@
+"""BYOV's Figure 4: which runs it takes, that it gives the same file twice, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byov.reproduce import byov_figure4 as figure4
+from byov.reproduce.experiment import EXPERIMENTS, Context
+from byov.reproduce.results import run as execute
+from byov.ssl.pretrain import Pretrain, start
+from byov.train.config import load_config
+from byov.train.supervised import Supervised
+from byov.train.supervised import start as start_training
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("byov", "byol"):
+        start(load_config(Pretrain, RECIPES / f"digits_{name}.toml", SMALL), folder / name)
+    start_training(load_config(Supervised, RECIPES / "digits_train.toml", SMALL), folder / "other")
+    start(load_config(Pretrain, RECIPES / "digits_byov.toml", [*SMALL, "train.seed=7"]), folder / "byov_7")
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure4, "SPARSITIES", (0.0, 0.4, 0.7))
+    monkeypatch.setattr(figure4, "REFITTED", (0.7,))
+    monkeypatch.setattr(figure4, "SEVERITIES", {"quick": (5,)})
+    monkeypatch.setattr(figure4, "DRAWS", 2)
+    monkeypatch.setattr(figure4, "FIT_DRAWS", 1)
+
+
+def test_it_gives_the_same_file_twice_from_the_runs_handed_in(runs: Path, small: None, tmp_path: Path) -> None:
+    handed = tuple(runs / name for name in ("other", "byov_7", "byol", "byov"))
+    contents = []
+    for name in ("a", "b"):
+        context = Context(tmp_path / name / "byov" / "figure4", runs=handed)
+        execute(EXPERIMENTS["byov/figure4"], context)
+        contents.append((context.out / "result.json").read_bytes())
+        assert (context.out / "figure.png").stat().st_size > 10_000
+    assert contents[0] == contents[1]
+    data = json.loads(contents[0])["data"]
+    curves = data["sweep"]["curves"]
+    assert data["sweep"]["kind"] == "byov prune sweep"
+    found = [(c["probe"], c["model"], c["by"], c["seed"], len(c["top1"])) for c in curves]
+    assert found == [
+        (probe, *of, 0, count)
+        for probe, count in (("fixed", 3), ("refitted", 1))
+        for of in (("BYOV", "snr"), ("BYOV", "magnitude"), ("BYOL", "magnitude"))
+    ]
+    assert all(0 <= value <= 1 for c in curves for what in ("top1", "ece") for value in c[what])
+    assert curves[0]["top1"][0] == curves[1]["top1"][0]
+    readings = {(row["model"], row["reading"]) for row in data["shifts"]}
+    assert readings == {("BYOV", "at_mean"), ("BYOV", "under_draws"), ("BYOL", "at_mean")}
+    assert data["shifts"][0]["shift"] == "clean"
+    gain = 100 * (curves[0]["top1"][2] - curves[1]["top1"][2])
+    ours = {row["quantity"]: row["ours"] for row in json.loads(contents[0])["comparisons"]}
+    assert ours["the same at 70% zeros"] == pytest.approx(gain)
+    # A part that is there is not made again, and a part of other weights is.
+    part = tmp_path / "a/byov/figure4/parts/prune_fixed_0.json"
+    before = json.loads(part.read_text())
+    before["result"]["curves"][0]["top1"][2] = 0.5
+    part.write_text(json.dumps(before))
+    again = execute(EXPERIMENTS["byov/figure4"], Context(tmp_path / "a/byov/figure4", runs=handed))
+    assert again["data"]["sweep"]["curves"][0]["top1"][2] == 0.5
+
+
+def test_runs_without_a_partner_are_refused(runs: Path, tmp_path: Path) -> None:
+    for handed in ((runs / "byov",), (runs / "byov_7", runs / "byol"), (runs / "other",)):
+        with pytest.raises(ValueError, match=r"none of BYOV has one of BYOL with the same train\.seed"):
+            figure4.pairs(Context(tmp_path, runs=handed))
+    with pytest.raises(ValueError, match="There is no run at"):
+        figure4.pairs(Context(tmp_path, runs=(tmp_path,)))
+    assert figure4.pairs(Context(tmp_path, runs=(runs / "byol", runs / "byov"))) == [(0, runs / "byov", runs / "byol")]
+
+
+def curve(model: str, by: str, seed: int, top1: float, probe: str = "fixed") -> dict[str, Any]:
+    return {"model": model, "by": by, "seed": seed, "probe": probe, "sparsity": [0.0, 0.7], "top1": [0.9, top1]}
+
+
+def made_up(snr: tuple[float, float]) -> dict[str, Any]:
+    """Two seeds; by magnitude 0.5 and 0.6, BYOL 0.4 and 0.5."""
+    curves = [
+        curve(*of, seed, top1, probe)
+        for probe in ("fixed", "refitted")
+        for seed in (0, 1)
+        for *of, top1 in (
+            ("BYOV", "snr", snr[seed]),
+            ("BYOV", "magnitude", 0.5 + 0.1 * seed),
+            ("BYOL", "magnitude", 0.4 + 0.1 * seed),
+        )
+    ]
+    shifts = [
+        {
+            "model": model,
+            "seed": seed,
+            "shift": shift,
+            "reading": "at_mean",
+            "ece": ece,
+            "reliability": 0.1,
+            "top1": 0.9,
+        }
+        for seed in (0, 1)
+        for model, shift, ece in (
+            ("BYOV", "clean", 0.02 + 0.01 * seed),
+            ("BYOL", "clean", 0.05),
+            ("BYOV", "shear", 0.3),
+            ("BYOL", "shear", 0.2),
+        )
+    ]
+    return {"sweep": {"curves": curves}, "shifts": shifts, "relative": figure4.relative(shifts)}
+
+
+@pytest.mark.parametrize(("snr", "verdict"), [((0.58, 0.66), "reached"), ((0.55, 0.64), "missed")])
+def test_the_comparisons(snr: tuple[float, float], verdict: str) -> None:
+    rows = {row.quantity: row for row in figure4.compare(made_up(snr))}
+    gains = [100 * (snr[0] - 0.5), 100 * (snr[1] - 0.6)]
+    at = rows["the same at 70% zeros"]
+    assert at.ours == pytest.approx(sum(gains) / 2)
+    assert at.error == pytest.approx(abs(gains[0] - gains[1]) / 2)  # s/√2 of two is half their distance
+    assert at.verdict == f"6 wanted: {verdict}"
+    best = rows["SNR over magnitude, best, points of top-1"]
+    assert (best.ours, best.paper, best.verdict) == (pytest.approx(at.ours), 12.0, "at 70% zeros")
+    assert rows["SNR of BYOV over magnitude of BYOL at 70%"].ours == pytest.approx(at.ours + 10)
+    clean = rows["ECE of BYOL minus BYOV, clean, points"]
+    assert (clean.ours, clean.verdict) == (pytest.approx(2.5), "same direction")
+    assert rows["reliability, likewise"].verdict == "other direction"
+    shear = rows["ECE of BYOL minus BYOV, shear"]
+    assert (shear.ours, shear.verdict) == (pytest.approx(-10), "paper: worse; same direction")
+    assert "ECE of BYOL minus BYOV, gaussian noise" not in rows
