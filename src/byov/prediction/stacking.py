@@ -1,0 +1,136 @@
+"""Stacking: weights for an ensemble's members, or for draws, under which held-out data are predicted best.
+
+The patching paper mixes with equal weights and names reweighting after inference as future work (its section 6). This
+is the stacking of predictive distributions of Yao et al. (2018): of all mixtures of the S predictives, the one with the
+highest log score on data that no weight was fitted to,
+
+    max_w  1/N Σ_n log Σ_s w_s p_s(y_n | x_n)      over w ≥ 0, Σ_s w_s = 1
+
+It is concave. Held-out data are essential: on the training data the most overfitted member wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from byov.posterior.family import Noise
+from byov.posterior.mixture import Ensemble
+from byov.posterior.module import BayesianModule
+from byov.prediction.engine import _evaluating
+from byov.prediction.inputs import first_of, ready
+from byov.prediction.result import Prediction, entropy
+
+NEGLIGIBLE = 1e-4
+"""A weight below this is rounded to 0, so that its draw need not be computed again."""
+
+
+def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, iterations: int = 20_000) -> Tensor:
+    """The weights (S,) of S predictives (S, N, C) that give the labels (N,) the highest mean log score.
+
+    By EM, w_s ← w_s · mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never leaves the simplex and never lowers the score. It
+    stops where the score is within `tolerance` nats of the best there is: by concavity, the gap is at most
+    max_s mean_n [p_s(y_n) / Σ_r w_r p_r(y_n)] − 1.
+    """
+    if probs.ndim != 3 or labels.shape != probs.shape[1:2] or not labels.numel():
+        raise ValueError(
+            f"Stacking takes probabilities (S, N, C) and N > 0 labels, not {tuple(probs.shape)} and {len(labels)}."
+        )
+    at_label = probs.double().gather(2, labels.long().to(probs.device).view(1, -1, 1).expand(len(probs), -1, 1))[..., 0]
+    if not torch.isfinite(at_label).all() or (at_label < 0).any():
+        raise ValueError("Stacking needs probabilities, finite and at least 0.")
+    possible = at_label.amax(0) > 0
+    if not possible.any():
+        raise ValueError("Every label has probability 0 under every draw: there is nothing to stack.")
+    at_label = at_label[:, possible]  # what no draw can explain, no weights can
+    weights = torch.full((len(probs),), 1.0 / len(probs), dtype=torch.float64, device=probs.device)
+    for _ in range(iterations):
+        gain = (at_label / (weights @ at_label)).mean(1)
+        if gain.max() - 1.0 <= tolerance:
+            break
+        weights = weights * gain
+    return weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Draws of a model, held, and the weight of each; `stacked.predict(x)` is their mixture."""
+
+    model: BayesianModule
+    noises: list[list[Noise]]
+    weights: Tensor
+
+    def predict(self, x: Tensor | Iterable[Any]) -> Prediction:
+        """The mixture's prediction, its spread and entropies under the weights."""
+        weights = self.weights.to(torch.float32)
+        parts = []
+        for values in _values(self.model, x, self.noises):
+            w = weights.to(values.device).view(-1, 1, 1)
+            mean = (w * values).sum(0)
+            expected = (w[..., 0] * torch.stack([entropy(v) for v in values])).sum(0)
+            total = entropy(mean)
+            std = (w * (values - mean).square()).sum(0).sqrt()
+            information = (total - expected).clamp_min(0.0)
+            parts.append(Prediction(mean, std, total, expected, information, len(self.noises), "loop"))
+        return Prediction.cat(parts)
+
+
+def stack(
+    model: BayesianModule,
+    x: Tensor | Iterable[Any],
+    labels: Tensor,
+    samples: int = 20,
+    generator: Generator | None = None,
+    tolerance: float = 1e-6,
+) -> Stacked:
+    """Fit stacking weights on held-out inputs and labels: over the members of an explicit ensemble, else over draws.
+
+    Args:
+        model: a classifier with a posterior.
+        x: held-out inputs, one batch or a loader of batches.
+        labels: (N,), of all of them.
+        samples: how many draws, that is, assignments of components; an `Ensemble` over the whole posterior has its K
+            members in the place of draws.
+        generator: of the draws.
+        tolerance: in nats of the mean log score; see `stacking_weights`.
+    """
+    if not isinstance(model, BayesianModule):
+        raise TypeError(f"Stacking weighs the draws of a BayesianModule, not of {type(model).__name__}.")
+    if samples < 1:
+        raise ValueError(f"Stacking needs at least one draw, not {samples}.")
+    noises = _members(model) or [model.noise(generator) for _ in range(samples)]
+    probs = torch.cat([values.cpu() for values in _values(model, x, noises)], dim=1)
+    weights = stacking_weights(probs, labels.cpu(), tolerance)
+    weights = torch.where(weights < NEGLIGIBLE, 0.0, weights)
+    kept = weights.nonzero()[:, 0].tolist()
+    return Stacked(model, [noises[i] for i in kept], weights[kept] / weights.sum())
+
+
+def _members(model: BayesianModule) -> list[list[Noise]] | None:
+    """One draw for each member where the posterior is one explicit ensemble, without further noise; else None."""
+    factor, *others = model.factors
+    family = factor.family
+    if others or not isinstance(family, Ensemble) or family.sigma > 0:
+        return None
+    device = factor.get_parameter("components").device
+    if not family.learn_probs:
+        return [[{"z": torch.tensor([k], device=device)}] for k in range(family.k)]
+    p = factor.get_parameter("logits").detach().float().softmax(0)  # the middle of each member's share of [0, 1)
+    return [[{"u": middle}] for middle in (p.cumsum(0) - p / 2)]
+
+
+def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
+    """The class probabilities (S, N, C) of each batch under the draws."""
+    with _evaluating(model), torch.no_grad():
+        for batch in [x] if isinstance(x, Tensor) else x:
+            inputs = ready(first_of(batch) if not isinstance(batch, Tensor) else batch, model)
+            draws = []
+            for noise in noises:
+                with model.draw(noise=noise):
+                    out = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+                draws.append((out if out.dtype.itemsize >= 4 else out.float()).softmax(1))
+            yield torch.stack(draws)
