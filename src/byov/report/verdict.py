@@ -145,7 +145,9 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
 def _word(gap: Interval, alone: bool) -> str:
     """The answer for one condition; from one run a side it is about these runs, not about the method."""
     word = ANSWERS[gap.sign]
-    return f"{word}, in these runs" if gap.sign and gap.over == "images" and not alone else word
+    if not gap.sign or gap.over != "images" or alone:
+        return word
+    return f"{word}, in these runs" if gap.sign < 0 else f"{word} in these runs"
 
 
 def _told(side: Side) -> dict[str, Any]:
@@ -156,6 +158,8 @@ def _told(side: Side) -> dict[str, Any]:
 
 def _answer(answers: dict[bool, str]) -> str:
     words = list(answers.values())
+    if words and all(word == ANSWERS[None] for word in words):
+        return f"{words[0][0].upper()}{words[0][1:]}."
     if len(words) == 2 and words[0] == words[1]:
         both = "neither on clean nor on shifted images" if words[0] == ANSWERS[0] else "on clean and on shifted images"
         return f"{words[0][0].upper()}{words[0][1:]}, {both}."
@@ -200,5 +204,5 @@ def spelled(value: tuple[float, float | None], score: str) -> str:
     percent = SCORES.get(score, ("", ""))[1] == "%"
     factor, digits, unit = (100, 2, "\u00a0%") if percent else (1, 3, "")
     mean, error = value
-    spread = "" if error is None else f" ± {factor * error:.{digits}f}"
+    spread = "" if error is None else f"\u00a0±\u00a0{factor * error:.{digits}f}"
     return f"{factor * mean:.{digits}f}{spread}{unit}"

@@ -32,13 +32,12 @@ def missing(section: str) -> dict[str, str]:
     return {"reason": reason, "command": command}
 
 
-def cell(value: Any, unit: str = "", error: float | None = None) -> str:
-    """A score with its standard error; shares in per cent."""
+def cell(value: Any, unit: str = "", like: float | None = None) -> str:
+    """A score, in per cent where it is a share; with as many decimals as another one, if that is given."""
     if value is None:
         return DASH
-    factor, digits = _scale(value, unit)
-    text = f"{factor * value:.{digits}f}"
-    return text if error is None else f"{text} ± {factor * error:.{digits}f}"
+    factor, digits = _scale(value if like is None else like, unit)
+    return f"{factor * value:.{digits}f}"
 
 
 def _scale(value: float, unit: str) -> tuple[int, int]:
@@ -46,11 +45,11 @@ def _scale(value: float, unit: str) -> tuple[int, int]:
     return (100, 2) if unit == "%" else (1, 4 if abs(value) < 0.02 else 3)
 
 
-def signed(value: float | None, unit: str = "") -> str:
-    """A difference with its sign, and a minus that is one."""
+def signed(value: float | None, unit: str = "", like: float | None = None) -> str:
+    """A difference with its sign, and a minus that is one; `like` is as in `cell`."""
     if value is None:
         return DASH
-    factor, digits = _scale(value, unit)
+    factor, digits = _scale(value if like is None else like, unit)
     return f"{factor * value:+.{digits}f}".replace("-", "−")
 
 

@@ -1,0 +1,39 @@
+"""Tiny runs, made once: BYOL, BYOV with two seeds, and a classifier, in folders whose names are hard to quote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byov.report.measure import Asked
+from byov.report.page import report
+from byov.ssl import pretrain
+from byov.train import supervised
+from byov.train.config import load_config
+
+SMALL = ["train.epochs=2", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "train.log_every=2"]
+PRETRAIN = [*SMALL, "model.encoder=convnet32", "model.hidden=16", "model.outputs=8"]
+ASKED = Asked(samples=3, severities=(3, 5), limit=80, fit_samples=1)
+NAMES = {"byol": "byol", "byov": "byov <b>&\"'", "byov2": "byov {{ 7*7 }}"}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    paths = {key: folder / name for key, name in NAMES.items()}
+    for key, path in paths.items():
+        posterior = [f"posterior.family={'none' if key == 'byol' else 'gaussian'}"]
+        seed = ["train.seed=1"] if key == "byov2" else []
+        assert pretrain.start(load_config(pretrain.Pretrain, None, [*PRETRAIN, *posterior, *seed]), path)
+    paths["train"] = folder / "classifier"
+    assert supervised.start(load_config(supervised.Supervised, None, [*SMALL, "posterior.family=emp"]), paths["train"])
+    return paths
+
+
+@pytest.fixture(scope="session")
+def pair(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The page of BYOL and BYOV, and the numbers it was made from."""
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    return out, report([runs["byol"], runs["byov"]], out, ASKED)

@@ -1,0 +1,109 @@
+"""Intervals against scipy's, the bootstrap against brute force, the diagram against the library's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from byov.metrics.functional import calibration_error, reliability_diagram
+from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, resampled_ece
+from byov.report.reliability import diagram, wilson
+
+numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=6, unique=True)
+
+
+@given(numbers, numbers)
+@settings(max_examples=50, deadline=None)
+def test_seeds_are_compared_by_welch(first: list[float], second: list[float]) -> None:
+    if np.var(first) + np.var(second) < 1e-6:
+        return
+    wanted = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    found = over_seeds(first, second)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9, abs=1e-9)
+    assert found.over == "seeds"
+
+
+def test_two_readings_of_the_same_runs_are_compared_in_pairs() -> None:
+    first, second = [1.0, 2.0, 3.5], [1.2, 2.1, 3.9]
+    wanted = stats.ttest_rel(second, first).confidence_interval(0.95)
+    found = over_pairs(first, second)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+    assert found.sign == 0
+    assert over_seeds(first, second).high > found.high  # type: ignore[operator]  # the pairs know more
+
+
+def test_an_interval_tells_on_which_side_of_0_it_lies() -> None:
+    signs = [Interval(0, low, high).sign for low, high in ((-2.0, -1.0), (-1.0, 1.0), (1.0, 2.0), (None, None))]
+    assert signs == [-1, 0, 1, None]
+    assert mean_error([1.0, 3.0]) == (2.0, pytest.approx(1.0))
+    assert mean_error([1.0]) == (1.0, None)
+    with pytest.raises(ValueError, match="two runs on either side"):
+        over_seeds([1.0], [1.0, 2.0])
+
+
+def predictions(n: int, seed: int, honest: float) -> dict[str, list[float]]:
+    """Confidences, and hits with a probability of `honest` times that."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.uniform(0.3, 1.0, n).astype(np.float32).astype(np.float64)
+    return {
+        "confidence": confidence.tolist(),
+        "correct": (rng.uniform(size=n) < honest * confidence).astype(int).tolist(),
+    }
+
+
+def as_probabilities(row: dict[str, list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes of probability p and 1 − p need p ≥ 1/2, so a third one takes its share."""
+    p = torch.tensor(row["confidence"], dtype=torch.float64)
+    rest = (1 - p) / 9
+    return torch.cat([p[:, None], rest[:, None].expand(-1, 9)], 1), 1 - torch.tensor(row["correct"])
+
+
+def test_the_resampled_ece_of_the_data_themselves_is_the_ece() -> None:
+    rows = [predictions(500, seed, 0.8) for seed in (0, 1)]
+    found = resampled_ece(Hits.of(rows), np.ones((1, 500)), 15)[0]
+    wanted = np.mean([calibration_error(*as_probabilities(row), bins=15).item() for row in rows])
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_resample_is_what_drawing_the_images_again_gives() -> None:
+    row, rng = predictions(200, 3, 0.7), np.random.default_rng(1)
+    picked = rng.integers(200, size=200)
+    again = {key: np.array(values)[picked].tolist() for key, values in row.items()}
+    counts = np.bincount(picked, minlength=200)[None].astype(float)
+    wanted = calibration_error(*as_probabilities(again), bins=15).item()
+    assert resampled_ece(Hits.of([row]), counts, 15)[0] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_images_tell_models_apart_that_differ_and_not_those_that_do_not() -> None:
+    good, bad, other = (Hits.of([predictions(1000, seed, honest)]) for seed, honest in ((0, 1.0), (1, 0.6), (2, 1.0)))
+    assert over_images([good], [bad], 15).sign == 1
+    assert over_images([bad], [good], 15).sign == -1
+    assert over_images([good], [other], 15).sign == 0
+    assert over_images([good], [good], 15) == Interval(0.0, 0.0, 0.0, "images")
+    with pytest.raises(ValueError, match="on the same images"):
+        over_images([good], [Hits.of([predictions(10, 0, 1.0)])], 15)
+
+
+def test_the_reach_of_the_bootstrap_is_that_of_new_test_sets() -> None:
+    """Over 200 fresh test sets the ECE of a model has the deviation that one of them claims, within 25 %."""
+    fresh = [resampled_ece(Hits.of([predictions(800, s, 0.7)]), np.ones((1, 800)), 15)[0] for s in range(200)]
+    claimed = over_images([], [Hits.of([predictions(800, 1000, 0.7)])], 15)
+    assert claimed.high is not None
+    assert (claimed.high - claimed.value) / 1.96 == pytest.approx(np.std(fresh), rel=0.25)
+
+
+def test_the_diagram_is_the_librarys_with_wilsons_interval() -> None:
+    row = predictions(300, 5, 0.8)
+    found, wanted = diagram([row]), reliability_diagram(*as_probabilities(row), bins=15)
+    seen = wanted.count > 0
+    assert [p["count"] for p in found["points"]] == wanted.count[seen].tolist()
+    assert [p["accuracy"] for p in found["points"]] == pytest.approx(wanted.accuracy[seen].tolist())
+    assert [p["confidence"] for p in found["points"]] == pytest.approx(wanted.confidence[seen].tolist(), abs=1e-6)
+    assert found["ece"] == pytest.approx(calibration_error(*as_probabilities(row)).item(), abs=1e-6)
+    for hits, count in ((0, 7), (3, 7), (7, 7)):
+        interval = stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
+        assert wilson(hits / count, count) == pytest.approx((interval.low, interval.high), abs=1e-4)

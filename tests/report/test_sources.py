@@ -1,0 +1,123 @@
+"""What may be named: folders and files, each given to the run it speaks of; all else refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byov.cli import main
+from byov.report.page import report
+from byov.report.sources import file_digest, gather, lines, thinned
+
+from .conftest import ASKED
+from .reading import Page
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["byov", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+def test_files_of_results_alone_make_a_page(tmp_path: Path) -> None:
+    """Six files of the repository: two models with three seeds each."""
+    files = sorted((ROOT / "results" / "digits").glob("*.json"))
+    tree = report(files, tmp_path / "report.html", ASKED)
+    assert [(each["label"], len(each["runs"])) for each in tree["groups"]] == [("BYOL", 3), ("BYOV", 3)]
+    eces = [json.loads(file.read_text())["rows"][0]["at_mean"]["ece"] for file in files if "byol" in file.name]
+    row = next(row for row in tree["numbers"]["rows"] if row["series"] == "0/at_mean")
+    assert row["scores"]["ece/clean"]["value"] == pytest.approx(sum(eces) / 3)
+    assert "no difference beyond noise" in tree["verdict"]["answer"].lower()
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "makes it." in page.sections["gallery"]
+
+
+def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: Path) -> None:
+    results = next((ROOT / "results" / "digits").glob("byov*.json"))
+    content = json.loads(results.read_text())
+    content["protocol"]["model"]["name"] = str(runs["byov"])
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    probe = {"scores": {"linear/ece": 0.25, "linear_draws/ece": 0.125}, "protocol": {"run": str(runs["byov"])}}
+    (tmp_path / "probe.json").write_text(json.dumps(probe))
+    outcome = {
+        "kind": "byov reproduce",
+        "name": "byov/figure9",
+        "title": "A <figure>",
+        "comparisons": [{"quantity": "x", "ours": 1.5, "paper": None, "error": 0.1, "verdict": "none"}],
+    }
+    (tmp_path / "outcome.json").write_text(json.dumps(outcome))
+    curve = {"model": runs["byov"].name, "by": "snr", "sparsity": [0, 0.5], "top1": [0.9, 0.8], "ece": [0.1, 0.2]}
+    (tmp_path / "sweep.json").write_text(json.dumps({"kind": "byov prune sweep", "protocol": {}, "curves": [curve]}))
+    sources = gather([runs["byov"], *sorted(tmp_path.glob("*.json"))])
+    assert len(sources.runs) == 1
+    assert sources.runs[0].evaluation is not None
+    assert sources.runs[0].probe == probe
+    out = tmp_path / "report.html"
+    tree = report([runs["byov"], *sorted(tmp_path.glob("*.json"))], out, ASKED)
+    assert any("of other weights" in note for note in tree["notes"])  # the file is of a run that is not this one
+    assert tree["protocol"]["shared"]["data.images"] == ASKED.limit
+    assert tree["pruning"][-1]["group"] == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    assert "of other weights" in page.text("answer")
+    assert "A <figure>" in page.text("reproduced")
+    assert "0.1250" in page.text("numbers")
+
+
+def test_bad_input_is_one_sentence(call: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no.json").write_text("{]")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "there.html").write_text("mine")
+    out, run = tmp_path / "new.html", runs["byol"]
+    for words, sentence in (
+        ([tmp_path / "empty"], "is no run: there is no checkpoint.safetensors in it."),
+        ([tmp_path / "nowhere"], "is no run: there is nothing there."),
+        ([tmp_path / "nowhere.json"], "There is no file of results at"),
+        ([tmp_path / "no.json"], "no.json is not a JSON file."),
+        ([tmp_path / "other.json"], "is not a file that byov evaluate, probe, prune or reproduce writes"),
+        ([run, "--shift", "all"], "A shift is few, none, augmentations, corruptions, not 'all'."),
+        ([run, "--severities", "9"], "Severities run from 1 to 5"),
+        ([run, "--samples", "0"], "A report needs at least one draw"),
+        ([run, "--limit", "-1"], "--limit is a number of images"),
+        ([run, "--split", "nothing"], "digits has the splits train, test."),
+    ):
+        status, printed, error = call(*words, "--out", out, "--device", "cpu")
+        assert (status, printed) == (2, ""), error
+        assert sentence in error
+        assert "Traceback" not in error
+        assert not out.exists()
+    assert call(run, "--out", tmp_path / "there.html")[0] == 2
+    assert (tmp_path / "there.html").read_text() == "mine"
+
+
+def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    files = [ROOT / "results" / "digits" / f"{name}_seed0.json" for name in ("byol", "byov")]
+    status, printed, error = call(*files, "--out", tmp_path / "a" / "r.html", "--device", "cpu")
+    assert (status, error) == (0, "")
+    assert printed.startswith("Is BYOV better calibrated than BYOL here?\nOne run each, so nobody can say.\n")
+    assert f"{(tmp_path / 'a' / 'r.html').stat().st_size / 1e3:,.0f} kB" in printed
+
+
+def test_small_things(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"a": 1}\n3\n{"a": ')
+    assert lines(tmp_path / "log") == [{"a": 1}]
+    assert lines(tmp_path / "none") == []
+    assert thinned(list(range(10)), 4) == [0, 3, 6, 9]
+    assert thinned([1, 2], 4) == [1, 2]
+    import hashlib
+
+    assert file_digest(tmp_path / "log") == hashlib.sha256((tmp_path / "log").read_bytes()).hexdigest()[:12]
