@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from byov.data.tables import as_numbers
 from byov.posterior import Family
@@ -22,8 +22,14 @@ from byov.train.regression.run import Chunk, runner
 CHUNK = 128
 """About how many steps' minibatches and noise are drawn ahead; on a GPU they are one graph."""
 
-LONG = 1024
-"""An epoch of more steps than this is cut into chunks."""
+LONG = 512
+"""The most: an epoch of more steps than this is cut into chunks."""
+
+HELD = 1 << 11
+"""The stream that holds rows out."""
+
+TRIAL_DRAWS = 200
+"""Draws that a trial's error is measured with."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +41,31 @@ class Settings:
     batch: int = 100
     """At most this many rows a step: an epoch is cut into ⌈n/batch⌉ minibatches of equal size."""
     lr: float = 1e-3
-    weight_decay: float = 0.01
+    weight_decay: float | tuple[float, ...] = 0.01
+    """λ, as torch's Adam has it. Of several, each split and family gets the best on a held-out part of its rows."""
+    held: float = 0.2
+    """The share of a split's training rows that λ is chosen on."""
+    trial: float = 0.25
+    """The share of the epochs that every λ is tried for."""
     gamma: float = 0.2
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        return self.weight_decay if isinstance(self.weight_decay, tuple) else (self.weight_decay,)
 
     def __post_init__(self) -> None:
         if min(self.hidden, self.epochs, self.batch) < 1:
             raise ValueError(
                 f"hidden, epochs and batch are at least 1, not {self.hidden}, {self.epochs}, {self.batch}."
             )
-        if not (isfinite(self.lr) and self.lr > 0 and isfinite(self.weight_decay) and self.weight_decay >= 0):
+        if not (isfinite(self.lr) and self.lr > 0 and self.grid and all(isfinite(d) and d >= 0 for d in self.grid)):
             raise ValueError(f"lr is above 0 and weight_decay at least 0, not {self.lr} and {self.weight_decay}.")
+        if not (0 < self.held < 1 and 0 < self.trial <= 1):
+            raise ValueError(f"held and trial are shares, above 0 and at most 1, not {self.held} and {self.trial}.")
 
     def cut(self, rows: int) -> tuple[int, int]:
         """Minibatches an epoch, and rows in each; the rows left over, fewer than there are minibatches, sit it out."""
         steps = ceil(rows / self.batch)
-        if steps > LONG:
-            steps = ceil(steps / CHUNK) * CHUNK
         return steps, rows // steps
 
 
@@ -108,16 +123,47 @@ def fit(
     numbers = list(range(len(rows))) if numbers is None else list(numbers)
     _check(X, y, several, rows, numbers, settings)
     place = torch.device(device)
+    decay = {name: [settings.grid[0]] * len(rows) for name in several}
+    if len(settings.grid) > 1:
+        decay = choose(X, y, several, rows, numbers, settings, seed, place)
     splits = [Data.of(X, y, index, stream(seed, number), place) for index, number in zip(rows, numbers, strict=True)]
-    alike: dict[tuple[int, int], list[int]] = {}
-    for i, index in enumerate(rows):
-        alike.setdefault(settings.cut(len(index)), []).append(i)
-    done: dict[str, dict[int, Split]] = {name: {} for name in several}
-    for numbers_alike in alike.values():
-        for name, parts in _train([splits[i] for i in numbers_alike], several, settings).items():
-            done[name] |= dict(zip(numbers_alike, parts, strict=True))
-    fitted = {name: Fitted(several[name], tuple(parts[i] for i in range(len(rows)))) for name, parts in done.items()}
+    fitted = train(splits, several, decay, settings)
     return fitted if isinstance(families, Mapping) else fitted[""]
+
+
+def choose(
+    X: Tensor,
+    y: Tensor,
+    families: Mapping[str, Family],
+    rows: Sequence[Tensor],
+    numbers: Sequence[int],
+    settings: Settings,
+    seed: int,
+    device: torch.device,
+) -> dict[str, list[float]]:
+    """Every family's and split's λ: all are trained at once on a part of the split's training rows.
+
+    The one with the least squared error on the other part is taken; the split's test rows are never looked at.
+    """
+    splits, rest = [], []
+    for index, number in zip(rows, numbers, strict=True):
+        own = stream(seed, number)
+        order = index[torch.randperm(len(index), generator=Generator().manual_seed(stream(own, HELD)))]
+        held = max(1, round(settings.held * len(index)))
+        rest.append(order[:held])
+        splits.append(Data.of(X, y, order[held:], own, device))
+    tried = {(name, decay): family for name, family in families.items() for decay in settings.grid}
+    named = {f"{name} {decay}": family for (name, decay), family in tried.items()}
+    epochs = max(1, round(settings.trial * settings.epochs))
+    decays = {f"{name} {decay}": [decay] * len(rows) for name, decay in tried}
+    fitted = train(splits, named, decays, replace(settings, epochs=epochs))
+
+    def error(name: str, decay: float, split: int) -> float:
+        posterior, held = fitted[f"{name} {decay}"], rest[split]
+        mean = posterior.predict(X[held], split, TRIAL_DRAWS).mean(0).cpu()
+        return float(((mean - y[held]) / posterior.splits[split].y_std.cpu()).square().mean())
+
+    return {name: [min(settings.grid, key=lambda d: error(name, d, i)) for i in range(len(rows))] for name in families}
 
 
 def _check(
@@ -143,25 +189,51 @@ def _check(
             raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
 
 
-def _train(splits: list[Data], families: Mapping[str, Family], settings: Settings) -> dict[str, list[Split]]:
-    """Splits that are cut alike, with all families: as few stacks as there are shapes of networks."""
+def train(
+    splits: Sequence[Data], families: Mapping[str, Family], decay: Mapping[str, Sequence[float]], settings: Settings
+) -> dict[str, Fitted]:
+    """Every family on every split; splits whose epochs are cut alike are trained together."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, split in enumerate(splits):
+        alike.setdefault(settings.cut(len(split.x)), []).append(i)
+    done: dict[str, dict[int, Split]] = {name: {} for name in families}
+    for some in alike.values():
+        groups = _groups(
+            [splits[i] for i in some], families, {n: [d[i] for i in some] for n, d in decay.items()}, settings
+        )
+        _run(groups, [splits[i] for i in some], settings)
+        for group in groups:
+            for name, parts in group.result().items():
+                done[name] |= dict(zip(some, parts, strict=True))
+    for name, found in done.items():
+        if not all(
+            bool(torch.isfinite(part.first).all() & torch.isfinite(part.second).all()) for part in found.values()
+        ):
+            raise Diverged(f"The weights of {name or 'the network'} became infinite: try a smaller learning rate.")
+    return {name: Fitted(families[name], tuple(found[i] for i in range(len(splits)))) for name, found in done.items()}
+
+
+def _groups(
+    splits: Sequence[Data], families: Mapping[str, Family], decay: Mapping[str, Sequence[float]], settings: Settings
+) -> list[Group]:
+    """As few stacks as there are shapes of networks."""
     shapes: dict[int, dict[str, Family]] = {}
     for name, family in families.items():
         shapes.setdefault(family.k if of.normed(family) else 0, {})[name] = family  # type: ignore[attr-defined]
-    groups = [Group(splits, several, settings) for several in shapes.values()]
+    return [Group(splits, several, decay, settings) for several in shapes.values()]
+
+
+def _run(groups: Sequence[Group], splits: Sequence[Data], settings: Settings) -> None:
+    """All epochs, a chunk at a time."""
     order = [split.generator(0) for split in splits]
     steps, size = settings.cut(len(splits[0].x))
     epochs = next(e for e in range(max(1, CHUNK // steps), 0, -1) if settings.epochs % e == 0)
     length = CHUNK if steps > LONG else epochs * steps
-    run: Callable[[Chunk], None] | None = None
+    runners: dict[int, Callable[[Chunk], None]] = {}
     for _ in range(settings.epochs // epochs):
         xs, ys = minibatches(splits, order, epochs, steps, size)
         for x, y in zip(xs.split(length), ys.split(length), strict=True):
             chunk = y, [group.chunk(x) for group in groups]
-            run = run or runner(groups, chunk)
-            run(chunk)
-    done = {name: parts for group in groups for name, parts in group.result().items()}
-    for name, parts in done.items():
-        if not all(bool(torch.isfinite(part.first).all() & torch.isfinite(part.second).all()) for part in parts):
-            raise Diverged(f"The weights of {name or 'the network'} became infinite: try a smaller learning rate.")
-    return {name: done[name] for name in families}
+            if len(y) not in runners:
+                runners[len(y)] = runner(groups, chunk)
+            runners[len(y)](chunk)

@@ -34,6 +34,7 @@ class Split:
     y_mean: Tensor
     y_std: Tensor
     seed: int
+    weight_decay: float
 
     @property
     def device(self) -> torch.device:

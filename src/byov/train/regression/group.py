@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from byov.data.tables import moments
-from byov.posterior import Dropout, Family
+from byov.posterior import ECMP, EMP, Dropout, Family
 from byov.posterior.random import stream
 from byov.train.regression import families as of
 from byov.train.regression.fitted import Split
@@ -60,33 +60,43 @@ def minibatches(
 
 
 class Group:
-    """The families whose networks have one shape: their stack, their streams, and BatchNorm's moments of the inputs."""
+    """The families whose networks have one shape: their stack, their streams, and BatchNorm's moments of the inputs.
 
-    def __init__(self, splits: list[Data], families: dict[str, Family], settings: Settings) -> None:
-        self.splits, self.families = splits, families
+    `families` are by name; the same family under several names sees the same noise, each with a weight decay of its
+    own: `decay[name]` has one for every split.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[Data],
+        families: Mapping[str, Family],
+        decay: Mapping[str, Sequence[float]],
+        settings: Settings,
+    ) -> None:
+        self.splits, self.families, self.decay = splits, families, decay
         self.features, self.units, targets = splits[0].x.shape[1], settings.hidden, splits[0].y.shape[1]
         self.normed = any(of.normed(family) for family in families.values())
-        weights = [
-            of.initial(family, split.seed, self.features, self.units, targets, settings.gamma)
-            for split in splits
-            for family in families.values()
-        ]
+        weights, decays = [], []
+        for s, split in enumerate(splits):
+            for name, family in families.items():
+                shape = self.features, self.units, targets
+                weights.append(of.initial(family, split.seed, *shape, settings.gamma))
+                decays += [decay[name][s]] * of.members(family)
         parts = [torch.cat(part).to(splits[0].x) for part in zip(*weights, strict=True)]
-        self.noise = [[s.generator(of.NUMBER[type(f)]) for f in families.values()] for s in splits]
+        self.noise = [{f: s.generator(of.NUMBER[type(f)]) for f in set(families.values())} for s in splits]
         kind: type[Stack] = Plain
         if self.normed:
             k = next(iter(families.values())).k  # type: ignore[attr-defined]
-            start = torch.zeros(2 * self.features + 2 * self.units, device=parts[0].device)
+            start = parts[0].new_zeros(2 * self.features + 2 * self.units)
             start[: self.features] = start[2 * self.features : -self.units] = settings.gamma
             parts.append(start.expand(len(parts[0]), k, -1))
             kind = Normed
-        self.stack = kind(parts, len(splits), settings.lr, settings.weight_decay)
+        self.stack = kind(parts, len(splits), settings.lr, parts[0].new_tensor(decays))
         self.mean = parts[0].new_zeros(len(splits), self.features)
         self.var = torch.ones_like(self.mean)
 
     def chunk(self, x: Tensor) -> list[Tensor]:
         """The inputs with a row of ones, normalised by their minibatch where the network does so; and the noise."""
-        steps = len(x)
         if self.normed:
             var, mean = torch.var_mean(x, 3, correction=0, keepdim=True)
             self._track(mean[..., 0], var[..., 0] * (x.shape[3] / (x.shape[3] - 1)))
@@ -94,19 +104,21 @@ class Group:
         x = torch.cat([x, x.new_ones(*x.shape[:2], 1, x.shape[3])], 2)
         drawn = []
         for generators in self.noise:
-            for family, generator in zip(self.families.values(), generators, strict=True):
-                if self.normed:
-                    drawn.append(of.assignment(family, steps, self.features, self.units, x, generator))  # type: ignore[arg-type]
-                elif isinstance(family, Dropout):
-                    drawn.append(of.factors(family, steps, self.features, self.units, x, generator))
-                else:
-                    ones = x.new_ones(steps, self.features + self.units)
-                    drawn += [ones] * of.members(family)
+            of_split = {family: self._noise(family, x, generator) for family, generator in generators.items()}
+            drawn += [of_split[f] for f in self.families.values() for _ in range(of.members(f))]
         noise = torch.stack(drawn, 1).unsqueeze(2)  # (steps, B, 1, …)
         if self.normed:
             return [x, noise]
         inputs, hidden = noise.split([self.features, self.units], 3)
         return [x, torch.cat([inputs, inputs.new_ones(*inputs.shape[:3], 1)], 3), hidden.contiguous()]
+
+    def _noise(self, family: Family, x: Tensor, generator: Generator) -> Tensor:
+        """One network's noise for every step, (steps, 2D + 2H) or (steps, D + H)."""
+        if isinstance(family, EMP | ECMP):
+            return of.assignment(family, len(x), self.features, self.units, x, generator)
+        if isinstance(family, Dropout):
+            return of.factors(family, len(x), self.features, self.units, x, generator)
+        return x.new_ones(len(x), self.features + self.units)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """BatchNorm's running moments after many steps, at once."""
@@ -129,6 +141,8 @@ class Group:
                     mean, var = (m.view(-1, self.units)[here][0].clone() for m in (stack.mean, stack.var))
                     kept = (self.mean[s].clone(), self.var[s].clone(), mean, var)
                 first, second, bias = (part[here].clone() for part in (stack.first, stack.second, stack.bias))
-                done[name].append(Split(first, second, bias, patches, kept, *split.moments, split.seed))
+                done[name].append(
+                    Split(first, second, bias, patches, kept, *split.moments, split.seed, self.decay[name][s])
+                )
             start += of.members(family)
         return done

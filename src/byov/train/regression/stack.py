@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,11 @@ class Stack(ABC):
     """B = S·F networks  x → (norm) → Linear → ReLU → (norm) → Linear  and their optimizer.
 
     `first` (B, H, D + 1) holds the hidden layer's weights and, last, its bias; `second` (B, T, H) and `bias` (B, T, 1)
-    are the output's. x is (S, D + 1, N) with a last row of ones, y (S, 1, T, N).
+    are the output's. x is (S, D + 1, N) with a last row of ones, y (S, 1, T, N). `decay` (B,) is every network's own
+    weight decay: L2, as torch's Adam has it.
     """
 
-    def __init__(self, parts: Sequence[Tensor], splits: int, lr: float, weight_decay: float) -> None:
+    def __init__(self, parts: Sequence[Tensor], splits: int, lr: float, decay: Tensor) -> None:
         sizes = [part.numel() for part in parts]
         self.flat = nn.Parameter(torch.cat([part.reshape(-1) for part in parts]))
         self.grad = self.flat.grad = torch.zeros_like(self.flat)
@@ -34,9 +36,8 @@ class Stack(ABC):
         self.first, self.second, self.bias = self.parts[:3]
         self.splits = splits
         self.folded = torch.empty_like(self.first)
-        self.optimizer = torch.optim.Adam(
-            [self.flat], lr=lr, weight_decay=weight_decay, fused=True, capturable=self.flat.is_cuda
-        )
+        self.decay = torch.cat([decay.view(-1, *[1] * (p.ndim - 1)).expand_as(p).reshape(-1) for p in parts])
+        self.optimizer = torch.optim.Adam([self.flat], lr=lr, fused=True, capturable=self.flat.is_cuda)
 
     @abstractmethod
     def gradient(self, x: Tensor, y: Tensor, noise: Sequence[Tensor]) -> None:
@@ -45,6 +46,7 @@ class Stack(ABC):
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, noise: Sequence[Tensor]) -> None:
         self.gradient(x, y, noise)
+        self.grad.addcmul_(self.flat, self.decay)
         self.optimizer.step()
 
     def _hidden(self, x: Tensor) -> Tensor:
@@ -63,17 +65,14 @@ class Stack(ABC):
         return torch.bmm(before.view(self.splits, -1, x.shape[2]), x.transpose(1, 2)).view_as(self.first)
 
     def state(self) -> list[Tensor]:
-        """All that a step changes, but for the optimizer's."""
-        return [self.flat.detach()]
+        """All that a step changes; what the optimizer makes in its first step is last."""
+        return [self.flat.detach(), *(slot for slots in self.optimizer.state.values() for slot in slots.values())]
 
     @torch.no_grad()
     def restore(self, state: Sequence[Tensor]) -> None:
-        """Back to `state`, and an optimizer that has not stepped yet; in place, since a graph knows only places."""
-        for tensor, kept in zip(self.state(), state, strict=True):
-            tensor.copy_(kept)
-        for slots in self.optimizer.state.values():
-            for slot in slots.values():
-                slot.zero_()
+        """Back to `state`, in place, since a graph knows only places; what was not there yet becomes 0 again."""
+        for tensor, kept in zip_longest(self.state(), state):
+            tensor.zero_() if kept is None else tensor.copy_(kept)
 
 
 class Plain(Stack):
@@ -98,8 +97,8 @@ class Normed(Stack):
     moments already: they depend on no weight.
     """
 
-    def __init__(self, parts: Sequence[Tensor], splits: int, lr: float, weight_decay: float) -> None:
-        super().__init__(parts, splits, lr, weight_decay)
+    def __init__(self, parts: Sequence[Tensor], splits: int, lr: float, decay: Tensor) -> None:
+        super().__init__(parts, splits, lr, decay)
         self.patches = self.parts[3]
         units, features = self.first.shape[1], self.first.shape[2] - 1
         self.sizes = [features, features, units, units]
@@ -136,4 +135,4 @@ class Normed(Stack):
         self.grads[3].zero_().scatter_(1, z, patch)
 
     def state(self) -> list[Tensor]:
-        return [*super().state(), self.mean, self.var]
+        return [self.mean, self.var, *super().state()]
