@@ -6,9 +6,10 @@ defaults, batch 100, K = 5, dropout 0.005, τ_output = 0.1 at the target's own s
 
 The weight decay is the one setting that is chosen. The paper prints two (0.01 in D.7, 0.001/batch = 10⁻⁵ in C.1) and
 not the scale at which it fits the targets; here each split and family takes one of four between them, on a held-out
-fifth of its training rows, after a quarter of the epochs. Where the paper is silent: inputs and targets are standardised
-by the training rows; the decay is added to the gradient, as torch's Adam does; the minibatches of an epoch are of one
-size, at most 100; every member of the explicit ensemble is trained for all epochs, on the same minibatches.
+fifth of its training rows, after a quarter of the epochs. Where the paper is silent: inputs and targets are
+standardised by the training rows; the decay is added to the gradient, as torch's Adam does; the minibatches of an
+epoch are of one size, at most 100; every member of the explicit ensemble is trained for all epochs, on the same
+minibatches.
 
 Energy and Naval have two targets, as the paper counts: one network with two outputs, RMSE over all entries, the log
 density of one target at a time, averaged.

@@ -17,7 +17,7 @@ from byov.train.regression.fitted import Split
 from byov.train.regression.stack import EPS, MOMENTUM, Normed, Plain, Stack
 
 if TYPE_CHECKING:
-    from byov.train.regression.fit import Settings
+    from byov.train.regression.fitting import Settings
 
 
 @dataclass(frozen=True)
