@@ -11,7 +11,19 @@ from rich.text import Text
 
 from byov.train.diverged import Diverged
 
-VERBS = ["demo", "pretrain", "train", "probe", "evaluate", "prune", "explore", "overhead", "reproduce", "report"]
+VERBS = [
+    "demo",
+    "pretrain",
+    "train",
+    "probe",
+    "evaluate",
+    "predict",
+    "prune",
+    "explore",
+    "overhead",
+    "reproduce",
+    "report",
+]
 
 app = typer.Typer(
     name="byov",

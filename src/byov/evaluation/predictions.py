@@ -1,0 +1,184 @@
+"""What a model predicts of each input, with its uncertainty; as columns, and as a CSV or NPZ file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.data import Batches, FolderSet, ImageSet
+from byov.evaluation.predictors import Predictor
+from byov.posterior.random import stream
+from byov.prediction import Prediction, predict
+from byov.prediction.engine import Strategy
+from byov.ssl.probe import READ
+
+NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_information")
+Predict = Callable[[Tensor], Prediction]
+"""From images (N, C, H, W) in [0, 1] to what is predicted of them."""
+
+
+def network_predict(
+    net: nn.Module,
+    samples: int,
+    strategy: Strategy = "auto",
+    tolerance: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Predict:
+    """`byov.predict` of a classifier on standardised images; every call uses the same draws, whatever the images."""
+    shift, scale = (
+        None if values is None else torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std)
+    )
+
+    def call(images: Tensor) -> Prediction:
+        generator = Generator(device).manual_seed(stream(seed, READ))
+        batch = images.to(device)
+        batch = batch if shift is None else batch - shift
+        batch = batch if scale is None else batch / scale
+        try:
+            found = predict(net.eval(), batch, samples, strategy, tolerance, generator)
+        except (RuntimeError, AssertionError, IndexError) as error:
+            shape = "×".join(map(str, images.shape[1:]))
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
+        if found.mean.ndim != 2 or len(found.mean) != len(images):
+            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(found.mean.shape)}.")
+        return found
+
+    return call
+
+
+def probe_predict(predictor: Predictor, samples: int) -> Predict:
+    """The linear head of a probe: under draws where the encoder has a posterior, else at its weights."""
+    return lambda images: predictor(images, samples if predictor.posterior else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Columns of the same length, one entry per input."""
+
+    inputs: list[str]
+    """The file's name relative to its folder, or the number of the image."""
+    probabilities: np.ndarray
+    """(N, C)."""
+    spread: np.ndarray
+    """(N, C): the deviation over draws of each probability."""
+    columns: dict[str, np.ndarray]
+    """`predicted` (the class's number), `NUMBERS`, and `draws`."""
+    class_names: tuple[str, ...]
+    labels: np.ndarray | None = None
+    unreadable: int = 0
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share that is right; None without labels."""
+        return None if self.labels is None else float((self.columns["predicted"] == self.labels).mean())
+
+    def most_uncertain(self, count: int = 10) -> list[int]:
+        """The inputs of largest entropy, most uncertain first."""
+        return np.argsort(-self.columns["entropy"], kind="stable")[:count].tolist()
+
+
+def predict_all(
+    call: Predict,
+    data: ImageSet | FolderSet,
+    class_names: Sequence[str],
+    batch_size: int = 512,
+    root: Path | None = None,
+    advance: Callable[[int], Any] | None = None,
+) -> Predictions:
+    """Predict every image of a set, a batch at a time; `class_names` are the model's, numbers where they do not fit.
+
+    Of a folder, files that cannot be read are left out and counted; names are relative to `root`.
+    """
+    rows, parts, indices = [], [], []
+    for batch in Batches(data, batch_size, shuffle=False, drop_last=False):
+        prediction = call(batch.images.float() / 255)
+        rows.append(_columns(prediction))
+        parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
+        indices += batch.indices.tolist()
+        if advance is not None:
+            advance(len(batch.images))
+    if not rows:
+        raise ValueError(f"None of the {len(data)} images of {data.name} can be read.")
+    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    probabilities, spread = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    names = tuple(class_names) if len(class_names) == probabilities.shape[1] else _numbers(probabilities.shape[1])
+    same = tuple(data.class_names) == names  # else its labels are numbers of other classes
+    labels = data.labels.cpu().numpy()[indices] if same and data.labels is not None else None
+    inputs = [_relative(data.paths[i], root) if isinstance(data, FolderSet) else str(i) for i in indices]
+    return Predictions(inputs, probabilities, spread, columns, names, labels, len(data) - len(indices))
+
+
+def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
+    if not bool(prediction.mean.isfinite().all()):
+        raise ValueError("The model's probabilities are not finite for some of the images.")
+    assert prediction.entropy is not None
+    assert prediction.expected_entropy is not None
+    assert prediction.mutual_information is not None
+    confidence, predicted = prediction.mean.max(1)
+    used = prediction.samples
+    draws = used.cpu().numpy() if isinstance(used, Tensor) else np.full(len(predicted), used)
+    spread = prediction.std.gather(1, predicted[:, None])[:, 0]
+    found = (confidence, spread, prediction.entropy, prediction.expected_entropy, prediction.mutual_information)
+    numbers = {name: values.cpu().numpy() for name, values in zip(NUMBERS, found, strict=True)}
+    return {"predicted": predicted.cpu().numpy(), **numbers, "draws": draws}
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
+def _relative(path: str, root: Path | None) -> str:
+    return path if root is None else os.path.relpath(path, root)
+
+
+# Files
+
+
+def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
+    """A .csv with a row per input, or an .npz with all probabilities and the protocol too; whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial{path.suffix}")
+    try:
+        if path.suffix == ".csv":
+            with partial.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(_lines(found))
+        else:
+            arrays: dict[str, Any] = {
+                "input": np.array(found.inputs),
+                "probabilities": found.probabilities,
+                "probabilities_std": found.spread,
+                "class_names": np.array(found.class_names),
+                "protocol": np.array(json.dumps(protocol, ensure_ascii=False)),
+                **found.columns,
+                **({} if found.labels is None else {"label": found.labels}),
+            }
+            np.savez_compressed(partial, **arrays)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lines(found: Predictions) -> Iterator[list[str]]:
+    labelled = [] if found.labels is None else ["label"]
+    yield ["input", *labelled, "predicted", *NUMBERS, "draws"]
+    for i, name in enumerate(found.inputs):
+        truth = [] if found.labels is None else [found.class_names[found.labels[i]]]
+        numbers = [f"{found.columns[column][i]:.7g}" for column in NUMBERS]
+        predicted = found.class_names[found.columns["predicted"][i]]
+        yield [name, *truth, predicted, *numbers, str(found.columns["draws"][i])]
