@@ -1,0 +1,71 @@
+"""Tables 5, 7 and 8 of the patching paper: corruption errors relative to the vanilla network's."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+from byov.metrics import functional as metrics
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
+from byov.reproduce.patching_accuracy import Readings, about, spread
+from byov.reproduce.patching_runs import METHODS, readings
+
+MCE = {"emp": 97.8, "emp_bn": 98.8, "ecmp": 99.5, "ecmp_bn": 99.8, "dropout": 100.0, "vanilla": 100.0}
+RELATIVE = {"emp": 97.4, "emp_bn": 99.0, "ecmp": 102.0, "ecmp_bn": 101.0, "dropout": 100.0, "vanilla": 100.0}
+PLACE = "ResNet-18 on ImageNet-C"
+
+
+def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
+    """CE by corruption, mCE and relative mCE of each seed, in per cent of the vanilla network of the same seed."""
+    each = []
+    for ours, theirs in zip(found[method], found["vanilla"], strict=True):
+        errors, vanilla = dict(ours["errors"]), dict(theirs["errors"])
+        clean, vanilla_clean = errors.pop("clean")[0], vanilla.pop("clean")[0]
+        try:
+            relative = metrics.relative_mean_corruption_error(errors, clean, vanilla, vanilla_clean).item()
+        except ValueError:  # a corruption that does the vanilla network no harm has no relative error
+            relative = None
+        each.append(
+            {
+                "mCE": metrics.mean_corruption_error(errors, vanilla).item(),
+                "relative_mCE": relative,
+                "CE": {name: value.item() for name, value in metrics.corruption_error(errors, vanilla).items()},
+            }
+        )
+    return each
+
+
+def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: dict[str, float]) -> Outcome:
+    found = readings(context, methods)
+    errors = {method: corruption_errors(found, method) for method in found}
+    rows = []
+    for method, each in errors.items():
+        known = [e[key] for e in each if e[key] is not None]
+        if not known:
+            continue
+        ours, theirs = mean(known), paper.get(method)
+        verdict = ""
+        if method in ("emp", "ecmp") and theirs is not None:
+            verdict = "holds" if (ours < 100) == (theirs < 100) else "does not hold"
+        name = "mCE" if key == "mCE" else "relative mCE"
+        rows.append(Comparison(f"{METHODS[method].label}: {name} %", ours, theirs, spread(known), verdict))
+        for corruption in each[0]["CE"] if key == "mCE" and method != "vanilla" else ():
+            values = [e["CE"][corruption] for e in each]
+            rows.append(Comparison(f"{METHODS[method].label}: {corruption}", mean(values), None, spread(values)))
+    images = "Our corruptions are made as CIFAR-10-C's, on the same images for every method."
+    return Outcome({"errors": errors}, rows, note=f"{about(found, PLACE)} {images}")
+
+
+@experiment("patching/table5", "Mean corruption error (CIFAR-100-C for ImageNet-C)")
+def table5(context: Context) -> Outcome:
+    return _table(context, ("vanilla", "dropout", "emp", "ecmp"), "mCE", MCE)
+
+
+@experiment("patching/table7", "Mean corruption error of every method (CIFAR-100-C for ImageNet-C)")
+def table7(context: Context) -> Outcome:
+    return _table(context, None, "mCE", MCE)
+
+
+@experiment("patching/table8", "Relative mean corruption error of every method (CIFAR-100-C for ImageNet-C)")
+def table8(context: Context) -> Outcome:
+    return _table(context, None, "relative_mCE", RELATIVE)
