@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from byov.exploration.drawing import COLOURS, canvas, plain, styled
+from byov.exploration.ranks import bootstrap_error, pearson, spearman
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,17 +81,13 @@ def alignment(first: Tensor, second: Tensor, log: bool = False, bootstraps: int 
         raise ValueError("The logarithm of a std needs one above 0 for every image.")
     a, b = (_short(x) for x in (a, b))
     x, y = (np.log10(a), np.log10(b)) if log else (a, b)
-    pearson, spearman = _pearson(x, y), _pearson(_ranks(x), _ranks(y))
-    picks = np.random.default_rng(seed).integers(len(a), size=(bootstraps, len(a)))
-    again = np.array([(_pearson(x[i], y[i]), _pearson(_ranks(x[i]), _ranks(y[i]))) for i in picks])
-    errors = np.nanstd(again, axis=0, ddof=1)
     return Alignment(
         a.tolist(),
         b.tolist(),
-        pearson,
-        float(errors[0]),
-        spearman,
-        float(errors[1]),
+        pearson(x, y),
+        bootstrap_error(pearson, x, y, bootstraps, seed),
+        spearman(x, y),
+        bootstrap_error(spearman, x, y, bootstraps, seed),
         log,
         gaussian_fit(x, y),
         _kde(x, y),
@@ -124,18 +121,6 @@ def _kde(x: np.ndarray, y: np.ndarray) -> Density:
     except np.linalg.LinAlgError:
         raise ValueError("The two models' std lie on a line: a density of them has no meaning.") from None
     return Density(_short(grids[0]).tolist(), _short(grids[1]).tolist(), _short(density).tolist())
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    x, y = x - x.mean(), y - y.mean()
-    size = np.sqrt((x**2).sum() * (y**2).sum())
-    return float((x * y).sum() / size) if size > 0 else float("nan")
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    return rankdata(x)
 
 
 def _short(values: np.ndarray) -> np.ndarray:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain, styled
+from byov.exploration.ranks import bootstrap_error, spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,8 +78,6 @@ def human_agreement(
         bootstraps: of the images, for the errors.
         seed: of the bootstraps.
     """
-    from scipy.stats import spearmanr
-
     from byov.metrics.functional import ood_auroc
 
     if probs.shape != counts.shape or len(labels) != len(probs) or not uncertainty:
@@ -89,16 +87,17 @@ def human_agreement(
     human = human_entropy(counts).cpu()
     share = counts.double().cpu() / counts.double().cpu().sum(1, keepdim=True)
     contested = share.amax(1) <= 1 - CONTESTED
-    picks = np.random.default_rng(seed).integers(len(human), size=(bootstraps, len(human)))
-    spearman: dict[str, list[float]] = {}
+    ranked: dict[str, list[float]] = {}
     auroc: dict[str, float | None] = {}
     curve: dict[str, list[float]] = {}
     for name, values in uncertainty.items():
         model = values.detach().double().cpu()
         if model.shape != human.shape or not bool(model.isfinite().all()):
             raise ValueError(f"The uncertainty {name!r} is not one finite number for each of {len(human)} images.")
-        errors = [spearmanr(model[i], human[i]).statistic for i in picks]
-        spearman[name] = [float(spearmanr(model, human).statistic), float(np.nanstd(errors, ddof=1))]
+        if float(model.std()) == 0 or float(human.std()) == 0:
+            raise ValueError(f"The uncertainty {name!r}, or people's, is the same for every image: there is no rank.")
+        pair = model.numpy(), human.numpy()
+        ranked[name] = [spearman(*pair), bootstrap_error(spearman, *pair, bootstraps, seed)]
         two = bool(contested.any()) and not bool(contested.all())
         auroc[name] = float(ood_auroc(model[~contested], model[contested])) if two else None
         order = torch.sort(model, stable=True).indices
@@ -106,7 +105,7 @@ def human_agreement(
     p = probs.double().cpu().clamp_min(1e-12)
     return HumanAgreement(
         len(human),
-        spearman,
+        ranked,
         auroc,
         float(contested.double().mean()),
         float((probs.argmax(1).cpu() == labels.cpu()).double().mean()),

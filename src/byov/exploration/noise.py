@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
+from byov.exploration.ranks import spearman
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction.result import Moments
@@ -28,7 +29,8 @@ class NoiseVariance:
     """The variance over draws after each stage, the mean over its outputs, by stage, strength of noise and image.
 
     `correlation` holds Spearman's between two stages over all images and strengths, `variation` each stage's relative
-    deviation (std/mean) over the images at each strength: the paper sees it fall.
+    deviation (std/mean) over the images at each strength: the paper sees it fall. Stages that draws do not change,
+    since the posterior covers nothing up to there, are left out.
     """
 
     stages: list[str]
@@ -63,8 +65,6 @@ def noise_variance(
         std: per channel, what they are then divided by.
         batch_size: a matter of memory only.
     """
-    from scipy.stats import spearmanr
-
     if not isinstance(model, BayesianModule):
         raise TypeError(f"Variance under draws is of a BayesianModule, not of {type(model).__name__}.")
     missing = [stage for stage in stages if not isinstance(getattr(model.net, stage, None), nn.Module)]
@@ -93,12 +93,16 @@ def noise_variance(
             for stage, out in enumerate(outputs):
                 moments[stage][level].update(torch.cat(out)[None])
     variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
+    varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
+    if not varied:
+        raise ValueError("The draws make no difference after any of the parts: the posterior covers none of them.")
+    variance, names = variance[varied], [stages[i] for i in varied]
     ranks = {
-        f"{stages[i]}, {stages[j]}": float(spearmanr(variance[i].flatten(), variance[j].flatten()).statistic)
-        for i, j in combinations(range(len(stages)), 2)
+        f"{names[i]}, {names[j]}": spearman(variance[i].flatten().numpy(), variance[j].flatten().numpy())
+        for i, j in combinations(range(len(names)), 2)
     }
     variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
-    return NoiseVariance(list(stages), [float(s) for s in noise], variance.tolist(), ranks, variation)
+    return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
 
 
 class _Chain(nn.Module):
@@ -120,6 +124,7 @@ class _Chain(nn.Module):
 def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
     """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
     import matplotlib
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
 
     made, panels = canvas(11.0, 2.7 * len(found) + 0.3, len(found), 4)
@@ -131,17 +136,18 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
         order = torch.randperm(len(level), generator=Generator().manual_seed(0))  # no strength hides another
         for axes, (i, j) in zip(row, combinations(range(len(n.stages)), 2), strict=False):
             x, y = variance[i].flatten()[order], variance[j].flatten()[order]
-            dots = axes.scatter(x, y, c=level[order], cmap=palette, norm=edges, s=5, alpha=0.6, linewidths=0)
+            axes.scatter(x, y, c=level[order], cmap=palette, norm=edges, s=5, alpha=0.6, linewidths=0)
             rank = n.correlation[f"{n.stages[i]}, {n.stages[j]}"]
             axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
             axes.set_title(f"Spearman {rank:.2f}")
             plain(axes)
             log_labels(axes.xaxis, axes.yaxis)
-        bar = made.colorbar(dots, ax=row[:3], pad=0.01, aspect=22, ticks=[i + 0.5 for i in range(len(n.noise))])
+        for axes in row[len(n.correlation) : 3]:
+            axes.set_visible(False)
+        shade = ScalarMappable(edges, palette)
+        bar = made.colorbar(shade, ax=row[:3], pad=0.01, aspect=22, ticks=[i + 0.5 for i in range(len(n.noise))])
         bar.set_label("noise (std of pixels in 0…1)")
         bar.ax.set_yticklabels([f"{s:g}" for s in n.noise])
-        if bar.solids is not None:
-            bar.solids.set_alpha(1)
         last = row[3]
         for stage, values, colour, marker in zip(n.stages, variance, COLOURS, MARKERS, strict=False):
             middle = values.mean(1)

@@ -1,0 +1,377 @@
+"""Exploration's numbers: closed forms, independent references, and statistics with stated tolerances."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kendalltau, multivariate_normal, spearmanr
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.exploration import (
+    Convergence,
+    LayerHistory,
+    alignment,
+    alignment_figure,
+    convergence,
+    convergence_figure,
+    gallery,
+    gallery_figure,
+    human_agreement,
+    human_entropy,
+    humans_figure,
+    layer_history,
+    layers_figure,
+    noise_figure,
+    noise_variance,
+    predictive_std,
+)
+from byov.exploration.alignment import gaussian_fit
+from byov.exploration.drawing import save
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def draws(samples: int = 60, images: int = 30, classes: int = 4, seed: int = 0) -> Tensor:
+    base = normal(1, images, classes, seed=seed + 1)
+    return (base + 0.5 * normal(samples, images, classes, seed=seed)).softmax(2)
+
+
+# Nothing here trains
+
+
+def test_exploration_imports_nothing_that_trains() -> None:
+    code = "import sys, byov.exploration; print([m for m in sys.modules if m.startswith(('byov.train', 'byov.ssl'))])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# Layers
+
+
+def history(run: Path, records: list[tuple[int, float]]) -> Path:
+    lines = [
+        {
+            "step": step,
+            "epoch": step / 10,
+            "layers": {"encoder.0": [6, s, 2 * s, 1 / s, None], "projector.0": [4, s, s, 3, 4]},
+        }
+        for step, s in records
+    ]
+    (run / "layers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_history_is_what_the_run_recorded(tmp_path: Path) -> None:
+    found = layer_history(history(tmp_path, [(0, 0.5), (20, 0.25)]))
+    assert found == LayerHistory(
+        steps=[0, 20],
+        epochs=[0.0, 2.0],
+        layers=["encoder.0", "projector.0"],
+        weights=[6, 4],
+        sigma_mean=[[0.5, 0.25], [0.5, 0.25]],
+        sigma_max=[[1.0, 0.5], [0.5, 0.25]],
+        snr_mean=[[2.0, 4.0], [3, 3]],
+        snr_max=[[None, None], [4, 4]],
+    )
+    assert LayerHistory(**json.loads(json.dumps(asdict(found)))) == found
+    assert layer_history(tmp_path / "checkpoint.safetensors") == found
+
+
+def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no layers\.jsonl"):
+        layer_history(tmp_path)
+    (tmp_path / "layers.jsonl").write_text("")
+    with pytest.raises(ValueError, match="is empty"):
+        layer_history(tmp_path)
+
+
+# Convergence
+
+
+def test_convergence_of_two_draws_in_closed_form() -> None:
+    """With draws p and q of one image, K = 1 has mean (p + q)/2 and spread |p − q|/2 over bootstraps, and no std."""
+    p, q = 0.6, 0.8
+    two = torch.tensor([[[p, 1 - p]], [[q, 1 - q]]])
+    found = convergence(two, counts=[1, 400], bootstraps=4000, seed=3)
+    assert found.std[0] == pytest.approx(0.0, abs=1e-7)
+    assert found.mean == pytest.approx([0.7, 0.7], abs=5e-3)  # 4 errors of 0.1/√4000
+    assert found.mean_spread[0] == pytest.approx(0.1, rel=0.02)
+    assert found.image_spread == pytest.approx([0.1, 0.1 / 20], rel=0.05)
+    assert found.std[1] == pytest.approx(0.1, rel=0.01)
+
+
+def test_convergence_against_a_plain_loop() -> None:
+    values = draws(7, 5, 3)
+    found = convergence(values, counts=[1, 3, 7], bootstraps=6, seed=5)
+    from byov.posterior.random import stream
+
+    picked = torch.randint(7, (6, 7), generator=Generator().manual_seed(stream(5, 0)))
+    classes = values.mean(0).argmax(1)
+    for row, count in enumerate([1, 3, 7]):
+        means = torch.stack([values[picked[b, :count]].mean(0)[range(5), classes] for b in range(6)])
+        stds = torch.stack([values[picked[b, :count]].std(0, correction=0)[range(5), classes] for b in range(6)])
+        assert found.mean[row] == pytest.approx(means.mean().item(), abs=1e-12)
+        assert found.mean_spread[row] == pytest.approx(means.mean(1).std().item(), abs=1e-12)
+        assert found.std[row] == pytest.approx(stds.mean().item(), abs=1e-7)
+        assert found.std_spread[row] == pytest.approx(stds.mean(1).std().item(), abs=1e-7)
+        assert found.image_spread[row] == pytest.approx(means.std(0).mean().item(), abs=1e-12)
+
+
+def test_convergence_falls_as_one_over_root_k_and_repeats_itself() -> None:
+    found = convergence(draws(), counts=range(1, 51), bootstraps=200, seed=1)
+    assert found.image_spread[-1] / found.image_spread[0] == pytest.approx(50**-0.5, rel=0.15)
+    assert convergence(draws(), counts=range(1, 51), bootstraps=200, seed=1) == found
+    assert convergence(draws(), counts=range(1, 51), bootstraps=200, seed=2) != found
+    assert Convergence(**json.loads(json.dumps(asdict(found)))) == found
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options"),
+    [
+        (torch.rand(3, 4), {}),
+        (torch.rand(1, 4, 2), {}),
+        (torch.rand(3, 4, 2), {"bootstraps": 1}),
+        (torch.rand(3, 4, 2), {"counts": [0]}),
+    ],
+)
+def test_convergence_refuses(tensor: Tensor, options: dict) -> None:
+    with pytest.raises(ValueError, match="Convergence"):
+        convergence(tensor, **options)
+
+
+# Noise
+
+
+class Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+        self.projector = nn.Linear(3, 2, bias=False)
+        self.predictor = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.predictor(self.projector(self.encoder(x)))
+
+
+def test_the_variance_after_a_linear_encoder_is_sigma_squared_times_x_squared() -> None:
+    """Var Σ w x = σ² Σ x² for each output, and the noise is the only thing that changes x."""
+    model = byov.bayesianize(Student(), byov.Gaussian(-4.0))
+    images = torch.rand(6, 1, 2, 2)
+    found = noise_variance(model, images, noise=(0.0, 0.5), samples=800, seed=1)
+    expected = math.exp(-4.0) * images.square().sum((1, 2, 3))
+    assert found.variance[0][0] == pytest.approx(expected.tolist(), rel=0.12)  # three outputs, 800 draws: 2.9 % each
+    assert found.variance[0][1] != pytest.approx(expected.tolist(), rel=0.2)
+    assert [len(found.variance), len(found.variance[0]), len(found.variance[0][0])] == [3, 2, 6]
+    assert set(found.correlation) == {"encoder, projector", "encoder, predictor", "projector, predictor"}
+    v = torch.tensor(found.variance)
+    assert torch.tensor(found.variation) == pytest.approx((v.std(2, correction=0) / v.mean(2)).numpy(), rel=1e-5)
+    pooled = spearmanr(v[0].flatten(), v[2].flatten()).statistic
+    assert found.correlation["encoder, predictor"] == pytest.approx(pooled)
+
+
+def test_noise_standardises_as_the_network_was_trained() -> None:
+    model = byov.bayesianize(Student(), byov.Gaussian(-4.0))
+    images = torch.rand(6, 1, 2, 2)
+    plain = noise_variance(model, images, noise=(0.0,), samples=5)
+    scaled = noise_variance(model, images, noise=(0.0,), samples=5, mean=[0.0], std=[0.5])
+    assert scaled.variance[0][0] == pytest.approx([4 * v for v in plain.variance[0][0]], rel=1e-4)
+    batched = noise_variance(model, images, noise=(0.0,), samples=5, batch_size=2)
+    assert batched.variance[2][0] == pytest.approx(plain.variance[2][0], rel=1e-4)
+
+
+def test_noise_refuses_what_has_no_parts() -> None:
+    with pytest.raises(ValueError, match="no part called 'encoder'"):
+        noise_variance(byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()), torch.rand(2, 1, 2, 2))
+    with pytest.raises(TypeError, match="BayesianModule, not of Student"):
+        noise_variance(Student(), torch.rand(2, 1, 2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="two draws"):
+        noise_variance(byov.bayesianize(Student(), byov.Gaussian()), torch.rand(2, 1, 2, 2), samples=1)
+
+
+# Alignment
+
+
+def correlated(count: int = 4000, rho: float = 0.6) -> tuple[Tensor, Tensor]:
+    a, b = normal(count, seed=1), normal(count, seed=2)
+    return 0.2 + 0.02 * a, 0.3 + 0.05 * (rho * a + math.sqrt(1 - rho**2) * b)
+
+
+def test_a_gaussian_cloud_is_found_to_be_one() -> None:
+    x, y = correlated()
+    found = alignment(x, y)
+    assert found.pearson == pytest.approx(0.6, abs=0.04)  # 4 errors of (1 − ρ²)/√n
+    assert found.pearson_error == pytest.approx((1 - 0.36) / math.sqrt(4000), rel=0.25)
+    assert found.spearman == pytest.approx(6 / math.pi * math.asin(0.3), abs=0.04)
+    assert found.fit.coverage["0.5"] == pytest.approx(0.5, abs=0.032)
+    assert found.fit.coverage["0.95"] == pytest.approx(0.95, abs=0.014)
+    assert found.fit.skewness == pytest.approx(0.0, abs=0.03)
+    assert found.fit.kurtosis == pytest.approx(8.0, abs=0.5)
+    assert found.fit.mean == pytest.approx([0.2, 0.3], abs=4e-3)
+    peak = max(map(max, found.kde.density))
+    truth = multivariate_normal(found.fit.mean, found.fit.covariance).pdf(found.fit.mean)
+    assert peak == pytest.approx(truth, rel=0.15)
+
+
+def test_what_is_lognormal_is_a_gaussian_only_in_logarithms() -> None:
+    x, y = correlated()
+    x, y = 10 ** (40 * (x - 0.2) - 3), 10 ** (16 * (y - 0.3) - 2)
+    raw, log = alignment(x, y), alignment(x, y, log=True)
+    assert raw.fit.kurtosis > 20
+    assert log.fit.kurtosis == pytest.approx(8.0, abs=0.5)
+    assert log.pearson == pytest.approx(0.6, abs=0.04)
+    assert raw.spearman == pytest.approx(log.spearman, abs=1e-9)
+
+
+def test_mardia_against_its_definition() -> None:
+    points = np.stack([x.numpy() for x in correlated(200)], axis=1) ** 2
+    found = gaussian_fit(points[:, 0], points[:, 1])
+    centred = points - points.mean(0)
+    gram = centred @ np.linalg.inv(np.cov(points.T, bias=True)) @ centred.T
+    assert found.skewness == pytest.approx((gram**3).mean(), rel=1e-6)
+    assert found.kurtosis == pytest.approx((np.diag(gram) ** 2).mean(), rel=1e-6)
+
+
+def test_the_predictive_std_of_an_image_is_the_root_of_the_classes_variances() -> None:
+    assert predictive_std(torch.tensor([[0.3, 0.4], [0.0, 0.0]])).tolist() == pytest.approx([0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "log", "words"),
+    [
+        (torch.rand(9), torch.rand(8), False, "two numbers for each"),
+        (torch.rand(3), torch.rand(3), False, "at least 8"),
+        (torch.rand(9), torch.zeros(9), False, "same std"),
+        (torch.rand(9), torch.linspace(0, 1, 9), True, "above 0"),
+        (torch.full((9,), math.nan), torch.rand(9), False, "finite"),
+    ],
+)
+def test_alignment_refuses(a: Tensor, b: Tensor, log: bool, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        alignment(a, b, log)
+
+
+# Gallery
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 10_000))
+def test_a_gallery_shows_both_ends_in_order(count: int, images: int, seed: int) -> None:
+    generator = Generator().manual_seed(seed)
+    pixels = torch.randint(256, (images, 3, 2, 2), dtype=torch.uint8, generator=generator)
+    uncertainty = torch.randint(5, (images,), generator=generator) / 4  # with ties
+    probs = torch.rand(images, 3, generator=generator).softmax(1)
+    labels = torch.randint(3, (images,), generator=generator)
+    found = gallery(pixels, labels, "abc", probs, uncertainty, count=count)
+    order = sorted(range(images), key=lambda i: (float(uncertainty[i]), i))
+    assert [shown.index for shown in found.most_certain] == order[:count]
+    assert [shown.uncertainty for shown in found.least_certain] == sorted(uncertainty.tolist(), reverse=True)[:count]
+    for shown in found.most_certain + found.least_certain:
+        assert torch.equal(shown.array(), pixels[shown.index])
+        assert shown.label == "abc"[int(labels[shown.index])]
+        assert shown.predicted == "abc"[int(probs[shown.index].argmax())]
+
+
+def test_a_gallery_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="for every image"):
+        gallery(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3).long(), "a", torch.ones(2, 1), torch.ones(3))
+    with pytest.raises(ValueError, match="uint8"):
+        gallery(torch.zeros(3, 1, 2, 2), torch.zeros(3).long(), "a", torch.ones(3, 1), torch.ones(3))
+
+
+# People
+
+
+def test_the_entropy_of_votes() -> None:
+    assert human_entropy(torch.tensor([[50, 0], [25, 25]])).tolist() == pytest.approx([0.0, math.log(2)])
+    with pytest.raises(ValueError, match="at least one for every image"):
+        human_entropy(torch.tensor([[0, 0]]))
+
+
+def test_agreement_with_people_is_one_where_they_are_the_model() -> None:
+    counts = torch.randint(1, 50, (300, 4), generator=Generator().manual_seed(0))
+    probs = counts.double() / counts.sum(1, keepdim=True)
+    entropy = human_entropy(counts)
+    labels = counts.argmax(1)
+    found = human_agreement({"entropy": entropy, "std": -entropy, "chance": normal(300)}, probs, labels, counts, 60)
+    assert found.spearman["entropy"] == pytest.approx([1.0, 0.0], abs=1e-9)
+    assert found.spearman["std"][0] == pytest.approx(-1.0)
+    assert abs(found.spearman["chance"][0]) < 4 / math.sqrt(300)
+    assert found.spearman["chance"][1] == pytest.approx(1 / math.sqrt(300), rel=0.4)
+    assert found.accuracy == 1.0
+    assert found.cross_entropy == pytest.approx(found.human_entropy)
+    assert found.curve["entropy"] == sorted(found.curve["entropy"])
+    assert sum(found.curve["entropy"]) / 10 == pytest.approx(found.human_entropy)
+
+
+def test_contested_images_are_told_from_the_others() -> None:
+    counts = torch.tensor([[50, 0]] * 20 + [[40, 10]] * 20)  # a fifth disagrees: contested
+    uncertainty = torch.arange(40.0)
+    labels, probs = torch.zeros(40).long(), torch.full((40, 2), 0.5)
+    found = human_agreement({"entropy": uncertainty}, probs, labels, counts, bootstraps=20)
+    assert found.contested == 0.5
+    assert found.auroc == {"entropy": 1.0}
+    assert found.spearman["entropy"][0] == pytest.approx(spearmanr(uncertainty, counts[:, 1]).statistic)
+    assert kendalltau(uncertainty, counts[:, 1]).statistic > 0
+    contested = torch.tensor([[40, 10]] * 20 + [[30, 20]] * 20)
+    assert human_agreement({"entropy": uncertainty}, probs, labels, contested, bootstraps=20).auroc == {"entropy": None}
+
+
+def test_people_and_model_must_be_of_the_same_images() -> None:
+    with pytest.raises(ValueError, match="not of the same images"):
+        human_agreement({"entropy": torch.rand(4)}, torch.rand(4, 3), torch.zeros(4).long(), torch.ones(5, 3))
+    with pytest.raises(ValueError, match="one finite number"):
+        human_agreement({"entropy": torch.rand(5)}, torch.rand(4, 3), torch.zeros(4).long(), torch.ones(4, 3))
+    with pytest.raises(ValueError, match="there is no rank"):
+        human_agreement({"entropy": torch.rand(4)}, torch.rand(4, 3), torch.zeros(4).long(), torch.ones(4, 3))
+
+
+# Figures
+
+
+def test_every_figure_is_drawn_and_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
+    two = {"a": layer_history(history(tmp_path, [(0, 0.5), (20, 0.25)]))}
+    c = {"a": {"clean": convergence(draws(), counts=[1, 2, 5], bootstraps=5)}}
+    n = {"a": noise_variance(byov.bayesianize(Student(), byov.Gaussian()), torch.rand(9, 1, 2, 2), (0.0, 0.5), 4)}
+    a = alignment(*correlated(50), bootstraps=5)
+    pixels = torch.randint(256, (20, 1, 2, 2), dtype=torch.uint8)
+    g = {"a": gallery(pixels, torch.zeros(20).long(), ["x"], torch.ones(20, 1), torch.rand(20))}
+    counts = torch.randint(1, 50, (60, 3))
+    h = {"a": human_agreement({"entropy": torch.rand(60)}, torch.rand(60, 3), counts.argmax(1), counts, bootstraps=5)}
+    drawn = {
+        "layers": lambda: layers_figure(two),
+        "convergence": lambda: convergence_figure(c),
+        "noise": lambda: noise_figure(n),
+        "alignment": lambda: alignment_figure([a]),
+        "gallery": lambda: gallery_figure(g),
+        "humans": lambda: humans_figure(h),
+    }
+    for name, draw in drawn.items():
+        made = save(draw(), tmp_path / "one" / name)
+        assert made[0].read_bytes().startswith(b"\x89PNG")
+        assert made[0].stat().st_size > 5000
+        assert "<svg" in made[1].read_text()
+        if name in ("layers", "gallery"):
+            assert [p.read_bytes() for p in save(draw(), tmp_path / "two" / name)] == [p.read_bytes() for p in made]
+
+
+def test_noise_leaves_out_the_parts_that_draws_do_not_change(tmp_path: Path) -> None:
+    model = byov.bayesianize(Student(), {"predictor.*": byov.Gaussian(-4.0)})
+    found = noise_variance(model, torch.rand(6, 1, 2, 2), noise=(0.0, 0.5), samples=3)
+    assert (found.stages, len(found.variance), found.correlation) == (["predictor"], 1, {})
+    save(noise_figure({"a": found}), tmp_path / "noise")
+    alone = byov.bayesianize(Student(), {"predictor.*": byov.Gaussian(-4.0)})
+    with pytest.raises(ValueError, match="no difference after any"):
+        noise_variance(alone, torch.rand(6, 1, 2, 2), samples=3, stages=("encoder", "projector"))
