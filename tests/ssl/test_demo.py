@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,15 +40,21 @@ def test_the_demo_keeps_what_it_shows_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "DRAWS", 2)  # 30 to read under, and 8 to fit under, take most of its time
-    monkeypatch.setattr(module, "probe_run", partial(probe_run, fit_samples=1))
+    monkeypatch.setattr(module, "FIT_DRAWS", 1)
     monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "a" / "demo [1]"
     demo(out, epochs=1)
     shown = capsys.readouterr().out
-    for words in ("BYOL", "BYOV, draws", "linear, draws", "kNN, μ", "AUROC", f"{out}/results.json"):
+    for words in ("BYOL", "BYOV, draws", "linear, draws", "kNN, μ", "AUROC", "BYOV, snr", f"{out}/report.html"):
         assert words in shown, words
     results = json.loads((out / "results.json").read_text())
-    assert set(results) == {"BYOL", "BYOV", "shift"}
+    assert set(results) == {"BYOL", "BYOV", "shift", "pruning"}
+    assert set(results["pruning"]) == {"BYOL, magnitude", "BYOV, snr", "BYOV, magnitude"}
+    for curve in results["pruning"].values():
+        assert f"{100 * curve['top1'][-1]:.1f}" in shown
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Is BYOV better calibrated than BYOL here?" in page
+    assert str(tmp_path) not in page
     assert set(results["shift"]) == {"BYOL, μ", "BYOV, μ", "BYOV, draws"}  # BYOL has no posterior to draw from
     for row in results["shift"].values():
         assert set(row) == {f"{shift}/{what}" for shift in SHIFTS for what in ("ece", "auroc")}
@@ -160,7 +165,9 @@ def test_twice_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = []
     for _ in range(2):
         assert call(monkeypatch, "demo", "--epochs", "2") == 0
-        assert set(files(tmp_path)) == {Path("runs/demo/results.json"), Path("runs/demo/reliability.png")}
+        assert set(files(tmp_path)) == {
+            Path(f"runs/demo/{name}") for name in ("results.json", "reliability.png", "report.html")
+        }
         results = json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())
         found.append((results["shift"], results["BYOL"]["scores"], results["BYOV"]["scores"]))
     assert found[0] == found[1]

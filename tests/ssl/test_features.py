@@ -11,7 +11,7 @@ from torchvision.models import VisionTransformer
 import byov
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV
-from byov.ssl.features import Encoder, extract, feature_draws, features
+from byov.ssl.features import Encoder, extract, feature_draws, features, grouped_draws
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
 
@@ -65,6 +65,17 @@ def test_a_draw_is_held_over_all_images() -> None:
     torch.testing.assert_close(found, at_once, atol=1e-5, rtol=1e-5)
     one_by_one = list(feature_draws(model, x, 3, seeded(), batch_size=7, mean=MEAN, std=STD))
     assert torch.equal(torch.stack(one_by_one), found)
+
+
+def test_groups_have_draws_of_their_own() -> None:
+    """Image i of pass p is under draw p·G + i mod G."""
+    model, x = byov.bayesianize(network(), byov.Gaussian(log_var=-4.0)), images(11)
+    found = grouped_draws(model, x, 2, 3, seeded(), mean=MEAN, std=STD)
+    each = features(model, x, draws=6, generator=seeded(), mean=MEAN, std=STD)
+    assert found.shape == (2, 11, 12)
+    for p in range(2):
+        for i in range(11):
+            torch.testing.assert_close(found[p, i], each[3 * p + i % 3, i], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", [byov.Ensemble(3), byov.EMP(3), byov.Dropout(0.3)])

@@ -1,4 +1,4 @@
-"""The linear probe: scikit-learn's optimum, a strength chosen where it should be, draws as extra examples."""
+"""The linear probe: scikit-learn's optimum, a strength chosen where it should be, the average under draws."""
 
 import numpy as np
 import pytest
@@ -64,15 +64,34 @@ def test_the_last_fit_is_on_all_examples() -> None:
     torch.testing.assert_close(chosen.probabilities(x[400:]), again.probabilities(x[400:]), atol=1e-3, rtol=0)
 
 
-def test_draws_are_extra_examples() -> None:
-    """(S, N, D) is the fit on S·N examples; the same features S times change nothing, the choice included."""
+def test_under_draws_the_average_is_fitted() -> None:
+    """The objective is that of the averaged probability, at a point with no slope; equal draws are one draw."""
     x, y = digits()
-    noisy = x[:300] + torch.randn(3, 300, 64, generator=Generator().manual_seed(0))
-    stacked, flat = linear_probe(noisy, y[:300], l2=0.01), linear_probe(noisy.flatten(0, 1), y[:300].repeat(3), l2=0.01)
-    torch.testing.assert_close(stacked.probabilities(x), flat.probabilities(x), atol=1e-5, rtol=0)
+    noisy = x[:300] + 8 * torch.randn(3, 300, 64, generator=Generator().manual_seed(0))
+    probe = linear_probe(noisy, y[:300], l2=0.01)
+    weight, bias = (t.double().requires_grad_() for t in (probe.weight, probe.bias))
+    z = (noisy.double() - probe.center) / probe.scale
+    average = (z @ weight.T + bias).softmax(-1).mean(0)
+    loss = nn.functional.nll_loss(average.log(), y[:300]) + 0.005 * weight.square().sum()
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().max() < 1e-4
+    each = linear_probe(noisy.flatten(0, 1), y[:300].repeat(3), l2=0.01)  # what a fit of each draw by itself gives
+    theirs = torch.stack([each.probabilities(draw) for draw in noisy]).mean(0)
+    assert nll(average.detach().float(), y[:300]) < nll(theirs, y[:300]) - 0.01
     once, thrice = linear_probe(x[:300], y[:300]), linear_probe(x[:300].repeat(3, 1, 1), y[:300])
     assert once.l2 == thrice.l2
     torch.testing.assert_close(once.probabilities(x), thrice.probabilities(x), atol=1e-4, rtol=0)
+
+
+def test_groups_are_held_out_whole() -> None:
+    """Labels that only a group's own mark tells: a weak strength is right within groups, a strong one across them."""
+    g = Generator().manual_seed(0)
+    groups = torch.arange(300) % 30
+    y = torch.randint(5, (30,), generator=g)[groups]
+    marks = torch.randn(30, 40, generator=g)[groups] + 0.1 * torch.randn(300, 40, generator=g)
+    assert linear_probe(marks, y, holdout=0.3).l2 < 1e-3
+    assert linear_probe(marks, y, holdout=0.3, groups=groups).l2 > 1e-2
 
 
 def test_an_example_is_held_out_under_all_draws() -> None:

@@ -11,7 +11,7 @@ import byov
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, calibration_error, mutual_information
 from byov.posterior.random import stream
-from byov.ssl.features import features
+from byov.ssl.features import features, grouped_draws
 from byov.ssl.linear import LinearProbe
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
 
@@ -86,10 +86,11 @@ def test_a_head_read_under_draws_was_fitted_under_draws() -> None:
     """Rebuilt by hand: features of the fit's draws, a head on them, probabilities averaged over the reading's draws."""
     (train, test), model, found = digits(), posterior(-8.0), result()
     assert train.labels is not None
-    fit = features(model, train.images, 3, draws_of(FIT), **NORMALISE)
+    fit = grouped_draws(model, train.images, 3, SETTINGS.groups, draws_of(FIT), **NORMALISE)
+    groups = torch.arange(500) % SETTINGS.groups
     read = features(model, test.images, 4, draws_of(READ), **NORMALISE)
     assert not torch.equal(fit[0, :5], features(model, train.images[:5], 1, draws_of(READ), **NORMALISE)[0])
-    for name, head in fit_heads(fit, train.labels, 10, SETTINGS).items():
+    for name, head in fit_heads(fit, train.labels, 10, SETTINGS, groups).items():
         draws = torch.stack([head.probabilities(x) for x in read])
         prediction = found.predictions[f"{name}_draws"]
         torch.testing.assert_close(prediction.mean, draws.mean(0), atol=1e-5, rtol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import matplotlib
 
@@ -21,13 +22,16 @@ from byov.data.augmentations import augment
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
+from byov.report.measure import Asked
+from byov.report.page import report as make_report
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
 from byov.ssl.report import probe_table, write_json
 from byov.ssl.runs import ProbedRun, probe_run
 from byov.ssl.views import View, Views
 from byov.train.loop import TrainConfig
 
-DRAWS = 30
+DRAWS, FIT_DRAWS = 30, 8
+"""To read under, and to fit a probe under."""
 SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 SEVERITY = 4
 
@@ -45,7 +49,7 @@ def recipe(posterior: bool, epochs: int) -> Pretrain:
 
 
 def demo(out: Path | None = None, epochs: int = 40) -> None:
-    """Pretrain both, probe both, print the tables; with a folder, keep everything there."""
+    """Pretrain both, probe both, print the tables, write the page; with a folder, keep everything there."""
     console, started = Console(), monotonic()
     report = Path("runs/demo") if out is None else out
     recipes = {"BYOL": recipe(False, epochs), "BYOV": recipe(True, epochs)}
@@ -56,24 +60,35 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
         for name, settings in recipes.items():
             console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
             start(settings, folder / name.lower())
-            runs[name] = probe_run(folder / name.lower(), samples=DRAWS, k=20, device="cpu")
+            runs[name] = probe_run(folder / name.lower(), samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
         console.print(probe_table({name: run.result for name, run in runs.items()}))
         shifted = under_shift(runs)
         console.print(shift_table(shifted))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
         results["shift"] = {name: {"/".join(k): v for k, v in row.items()} for name, row in shifted.items()}
-        write_json(report / "results.json", results)
         reliability_figure(runs, report / "reliability.png")
-    where = f"{report}/results.json and {report}/reliability.png"
-    console.print(f"{where} hold this; {monotonic() - started:.0f} s.", markup=False, soft_wrap=True)
-    console.print("Next: byov pretrain --help, byov probe --help, byov evaluate --help")
+        page = make_report(
+            [folder / name.lower() for name in runs],
+            report / "report.html",
+            Asked(DRAWS, fit_samples=FIT_DRAWS),
+            title="byov demo: BYOL and BYOV on digits",
+            names=[name.lower() for name in runs],
+        )
+        results["pruning"] = {f"{each['label']}, {c['by']}": c for each in page["pruning"] for c in each["value"]}
+        console.print(pruning_table(results["pruning"]))
+        write_json(report / "results.json", results)
+    console.print(page["verdict"]["question"], style="bold")
+    console.print(page["verdict"]["answer"])
+    where = f"Open {report}/report.html; {report}/results.json and {report}/reliability.png hold this too"
+    console.print(f"{where}; {monotonic() - started:.0f} s.", markup=False, soft_wrap=True)
+    console.print("Next: byov pretrain --help, byov evaluate --help, byov report --help")
 
 
 def claim(report: Path, kept: bool) -> None:
     """Refuse a folder that holds runs, which the results would no longer be of, or any results that were `kept`."""
     if report.exists() and not report.is_dir():
         raise FileExistsError(f"{report} is a file, and the demo needs a folder.")
-    for name in ("byol", "byov", *(("results.json", "reliability.png") if kept else ())):
+    for name in ("byol", "byov", *(("results.json", "reliability.png", "report.html") if kept else ())):
         if (report / name).exists():
             raise FileExistsError(f"{report} holds a demo already ({name}): choose another --out.")
     report.mkdir(parents=True, exist_ok=True)
@@ -123,6 +138,18 @@ def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
         eces = [100 * row[shift, "ece"] for shift in SHIFTS]
         auroc = sum(row[shift, "auroc"] for shift in SHIFTS) / len(SHIFTS)
         table.add_row(name, *(f"{e:.1f}" for e in eces), f"{sum(eces) / len(eces):.1f}", f"{auroc:.3f}")
+    return table
+
+
+def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
+    """Top-1 in per cent against the share of the encoder's weights that were set to 0."""
+    title = "Linear probe on the pruned encoder, nothing retrained: top-1 % by share of zeros"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
+    table.add_column("model, pruned by", no_wrap=True)
+    for sparsity in next(iter(curves.values()))["sparsity"]:
+        table.add_column(f"{100 * sparsity:g} %", justify="right", no_wrap=True)
+    for name, curve in curves.items():
+        table.add_row(name, *(f"{100 * top1:.1f}" for top1 in curve["top1"]))
     return table
 
 

@@ -107,6 +107,34 @@ def feature_draws(
     return (encoder.at(encoder.posterior.noise(generator), images, **options) for _ in range(draws))
 
 
+def grouped_draws(
+    model: nn.Module | Encoder,
+    images: Tensor,
+    passes: int,
+    groups: int,
+    generator: Generator | None = None,
+    **options: Unpack[Options],
+) -> Tensor:
+    """Features (passes, N, D) to fit a head on that is to be read under draws: image i in group i mod `groups`, and in
+    each pass every group under a draw of its own.
+
+    A draw moves the features of all images together. A head has to see many such moves to learn which directions not
+    to trust, and a group's worth of images shows a move as well as all of them: G times the draws for the same price.
+    """
+    encoder = Encoder.of(model)
+    parts = [images[group::groups] for group in range(groups)]
+    found: Tensor | None = None
+    for i in range(passes):
+        for group, part in enumerate(parts):
+            drawn = next(iter(feature_draws(encoder, part, 1, generator, **options)))
+            if found is None:
+                found = drawn.new_empty(passes, len(images), drawn.shape[1])
+            found[i, group::groups] = drawn
+    if found is None:
+        raise ValueError(f"Features need at least one draw, not {passes}.")
+    return found
+
+
 @dataclass(frozen=True)
 class Encoder:
     """What gives features: the encoder of a model, and the posterior over its weights if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import torch
 import torch.nn.functional as F
@@ -55,23 +56,29 @@ def linear_probe(
     l2: float | Sequence[float] = L2,
     holdout: float = 0.1,
     seed: int = 0,
+    groups: Tensor | None = None,
     max_iter: int = 500,
     dtype: torch.dtype | None = None,
 ) -> LinearProbe:
     """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x.
+
+    Under S draws the probability is the average over them, as it will be read: a head fitted to each draw by itself is
+    underconfident on average.
 
     In scikit-learn's terms λ = 1/(C·N). Of several strengths the one with the lowest negative log-likelihood on a
     held-out part of the training examples is taken, and the probe is fitted again on all of them. They are tried from
     strong to weak, until that likelihood has become worse twice: the weakest take the longest.
 
     Args:
-        train_features: (N, D), or (S, N, D) for the same N examples under S draws: each example then counts once per
-            draw, and is held out under all draws or none. The fit runs on their device.
+        train_features: (N, D), or (S, N, D) for the same N examples under S draws; an example is held out under all
+            of them or none. The fit runs on their device.
         labels: (N,).
         classes: C; by default one more than the largest label.
         l2: λ, or the values to choose from.
         holdout: the share of the examples to choose on.
         seed: of the choice of those examples.
+        groups: (N,), the group of each example, where examples of a group share something (their draws) that others do
+            not: whole groups are held out, so that the strength is chosen for what the probe has not seen.
         max_iter: of L-BFGS, for each strength.
         dtype: of the fit. float64 by default (float32 where there is none): in float32 rounding ends the line search
             before the optimum, the more so the weaker λ. The probe itself is float32.
@@ -90,8 +97,8 @@ def linear_probe(
     theta = x.new_zeros(classes, x.shape[-1] + 1)
     chosen = strengths[0]
     if len(strengths) > 1:
-        chosen, theta = _choose(x, labels, theta, strengths, holdout, seed, max_iter)
-    theta = _fit(*_rows(x, labels), theta, chosen, max_iter).float()
+        chosen, theta = _choose(x, labels, theta, strengths, _held(x.shape[1], holdout, seed, groups), max_iter)
+    theta = _fit(x, labels, theta, chosen, max_iter).float()
     return LinearProbe(theta[:, :-1], theta[:, -1], center.float(), scale.float(), chosen)
 
 
@@ -113,21 +120,24 @@ def check_features(features: Tensor, labels: Tensor, classes: int | None) -> tup
     return draws.detach(), labels.to(draws.device, torch.int64), classes
 
 
-def _rows(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws as extra examples: (S·N, D) with their labels."""
-    return x.flatten(0, 1), labels.repeat(len(x))
+def _held(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
+    """Which examples are held out, as a mask: that share of them, or of the groups."""
+    unit = torch.arange(examples) if groups is None else groups.cpu()
+    units = int(unit.max()) + 1
+    held = round(holdout * units)
+    if not 0 < held < units:
+        what = "examples" if groups is None else "groups"
+        raise ValueError(f"A share of {holdout} of {units} {what} leaves nothing to fit or to choose on.")
+    order = torch.randperm(units, generator=Generator().manual_seed(seed))
+    return torch.isin(unit, order[:held])
 
 
 def _choose(
-    x: Tensor, labels: Tensor, theta: Tensor, strengths: list[float], holdout: float, seed: int, max_iter: int
+    x: Tensor, labels: Tensor, theta: Tensor, strengths: list[float], held: Tensor, max_iter: int
 ) -> tuple[float, Tensor]:
     """The strength with the lowest held-out negative log-likelihood, and its fit."""
-    examples = x.shape[1]
-    held = round(holdout * examples)
-    if not 0 < held < examples:
-        raise ValueError(f"A share of {holdout} of {examples} examples leaves nothing to fit or to choose on.")
-    order = torch.randperm(examples, generator=Generator().manual_seed(seed)).to(x.device)
-    fit, test = _rows(x[:, order[held:]], labels[order[held:]]), _rows(x[:, order[:held]], labels[order[:held]])
+    held = held.to(x.device)
+    fit, test = (x[:, ~held], labels[~held]), (x[:, held], labels[held])
     best, chosen, chosen_theta, worse = float("inf"), strengths[0], theta, 0
     for strength in strengths:
         theta = _fit(*fit, theta, strength, max_iter)
@@ -142,7 +152,10 @@ def _choose(
 
 
 def _nll(x: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(x, theta[:, :-1], theta[:, -1]), labels)
+    """−log of the probability of the label, averaged over the draws (S, N, D), as it will be read."""
+    logits = F.linear(x, theta[:, :-1], theta[:, -1])
+    each = logits.log_softmax(-1).gather(-1, labels.expand(len(x), -1).unsqueeze(-1))
+    return (log(len(x)) - each.logsumexp(0)).mean()
 
 
 def _fit(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int) -> Tensor:

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol, Unpack
 
+import torch
 from torch import Generator, Tensor, nn
 
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, brier_decomposition, brier_score, calibration_error, nll
 from byov.posterior.random import stream
 from byov.prediction.result import Moments, Prediction
-from byov.ssl.features import Encoder, Options, feature_draws, features
+from byov.ssl.features import Encoder, Options, feature_draws, features, grouped_draws
 from byov.ssl.knn import KNN
 from byov.ssl.linear import L2, linear_probe
 
@@ -39,7 +40,8 @@ class ProbeSettings:
         l2: the strengths the linear head chooses from, or the only one.
         holdout: the share of the training examples it chooses on.
         max_iter: of its L-BFGS.
-        draws_fit: how many draws a head is fitted under that will be read under draws.
+        draws_fit: how often a head that will be read under draws sees each example, every time under another draw.
+        groups: how many groups of examples have draws of their own then, `draws_fit` × `groups` draws in all.
         draws_read: how many draws it is read under; 0 leaves draws out.
         bins: of the calibration error.
         seed: of the held-out part and of the draws.
@@ -51,6 +53,7 @@ class ProbeSettings:
     holdout: float = 0.1
     max_iter: int = 500
     draws_fit: int = 8
+    groups: int = 10
     draws_read: int = 30
     bins: int = 15
     seed: int = 0
@@ -59,16 +62,22 @@ class ProbeSettings:
         if self.draws_fit < 1 or self.draws_read < 0:
             given = f"draws_fit={self.draws_fit} and draws_read={self.draws_read}"
             raise ValueError(f"A probe is fitted under at least one draw and read under none or more, not {given}.")
+        if self.groups < 2:
+            raise ValueError(f"Examples are cut into at least two groups, one to choose on, not {self.groups}.")
 
 
 def fit_heads(
-    train_features: Tensor, labels: Tensor, classes: int | None = None, settings: ProbeSettings | None = None
+    train_features: Tensor,
+    labels: Tensor,
+    classes: int | None = None,
+    settings: ProbeSettings | None = None,
+    groups: Tensor | None = None,
 ) -> dict[str, Head]:
     """A "linear" and a "knn" head on features (N, D), or under draws on (S, N, D): each example once per draw."""
     s = settings or ProbeSettings()
     fit = {"l2": s.l2, "holdout": s.holdout, "max_iter": s.max_iter, "seed": s.seed}
     return {
-        "linear": linear_probe(train_features, labels, classes=classes, **fit),  # type: ignore[arg-type]
+        "linear": linear_probe(train_features, labels, classes=classes, groups=groups, **fit),  # type: ignore[arg-type]
         "knn": KNN(train_features, labels, s.k, s.temperature, classes),
     }
 
@@ -106,15 +115,16 @@ class Probe:
         settings: ProbeSettings | None = None,
         **options: Unpack[Options],
     ) -> Probe:
-        """Fit heads at μ, and for an encoder with a posterior also under `settings.draws_fit` draws."""
+        """Fit heads at μ, and for an encoder with a posterior also under draws; see `grouped_draws`."""
         s = settings or ProbeSettings()
         encoder = Encoder.of(model)
         at_mean = fit_heads(features(encoder, images, **options), labels, classes, s)
         under_draws = None
         if encoder.posterior is not None and s.draws_read:
             generator = _generator(encoder, s.seed, FIT)
-            drawn = features(encoder, images, s.draws_fit, generator, **options)
-            under_draws = fit_heads(drawn, labels, classes, s)
+            groups = min(s.groups, len(images))
+            drawn = grouped_draws(encoder, images, s.draws_fit, groups, generator, **options)
+            under_draws = fit_heads(drawn, labels, classes, s, torch.arange(len(images)) % groups)
         return cls(encoder, at_mean, under_draws, s.seed, **options)
 
     def predict(self, images: Tensor, draws: int | None = None, head: str = "linear") -> Prediction:
