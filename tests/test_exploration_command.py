@@ -1,0 +1,121 @@
+"""`byov explore`: what it writes, that the same seed writes the same, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from byov import cli
+from byov.exploration.alignment import predictive_std
+from byov.exploration.items import ITEMS
+from byov.exploration.runs import Run, Settings
+from byov.ssl.pretrain import Pretrain
+from byov.ssl.pretrain import start as start_pretraining
+from byov.train.config import load_config
+from byov.train.supervised import Supervised
+from byov.train.supervised import start as start_training
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
+FEW = ("--samples", "3", "--bootstraps", "4", "--limit", "40", "--train-limit", "80", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    assert start_pretraining(load_config(Pretrain, RECIPES / "digits_byov.toml", SMALL), folder / "byov")
+    assert start_pretraining(load_config(Pretrain, RECIPES / "digits_byol.toml", SMALL), folder / "byol")
+    assert start_training(load_config(Supervised, RECIPES / "digits_train.toml", SMALL), folder / "bbb")
+    return folder
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["byov", "explore", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_path: Path, call: Call) -> None:
+    code, out, err = call(runs / "byov", runs / "byol", runs / "bbb", *FEW, "--out", tmp_path)
+    assert (code, err) == (0, "")
+    written = {path.name for path in tmp_path.iterdir()}
+    there = ("layers", "convergence", "noise", "alignment", "gallery")
+    assert written == {f"{name}.{kind}" for name in there for kind in ("json", "png", "svg")}
+    assert "humans is left out: People's votes are at hand for CIFAR-10 only" in out
+
+    content = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in there}
+    assert set(content["layers"]["result"]) == {"byov", "bbb"}  # BYOL has no posterior
+    assert set(content["noise"]["result"]) == {"byov"}  # and no parts to follow noise through has a classifier
+    assert set(content["gallery"]["result"]) == {"byov", "byol", "bbb"}
+    assert (content["alignment"]["result"]["first"], content["alignment"]["result"]["second"]) == ("byov", "bbb")
+    assert content["convergence"]["result"]["byov"]["clean"]["draws"] == [1, 2, 3]
+    protocol = content["convergence"]["protocol"]
+    assert (protocol["settings"]["samples"], protocol["runs"]["byov"]["data"]["images"]) == (3, 40)
+
+    code, out, err = call(runs / "byov", "--what", "gallery", *FEW, "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert "gallery.json exists: choose another --out, or say --force." in err
+    before = (tmp_path / "noise.json").read_bytes()
+    code, _, _ = call(runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path, "--force")
+    assert code == 0
+    assert (tmp_path / "noise.json").read_bytes() == before
+
+
+def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
+    """Draw by draw, the moments of what `byov.predict` and the probe report; for both kinds of run."""
+    settings = Settings(samples=5, limit=30, train_limit=100)
+    for name in ("byov", "bbb"):
+        run = Run(runs / name, name, settings)
+        drawn = run.draws(run.images)
+        assert drawn.shape == (5, 30, 10)
+        assert torch.allclose(drawn.mean(0), run.under_draws.mean, atol=1e-6)
+        assert torch.allclose(drawn.std(0, correction=0), run.under_draws.std, atol=1e-5)
+        assert torch.equal(run.test.images, run._load("test").images[run.places])
+    first, second = Run(runs / "byov", "a", settings), Run(runs / "bbb", "b", settings)
+    made = ITEMS["alignment"].make([first, second])
+    assert made["alignment"][0]["first"] == pytest.approx(predictive_std(first.under_draws.std).tolist(), rel=1e-5)
+    assert made["alignment"][0]["second"] == pytest.approx(predictive_std(second.under_draws.std).tolist(), rel=1e-5)
+    correlation = np.corrcoef(made["alignment"][0]["first"], made["alignment"][0]["second"])[0, 1]
+    assert made["alignment"][0]["pearson"] == pytest.approx(correlation)
+
+
+def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "file").write_text("")
+    cases = {
+        "--what is layers": (runs / "byov", "--what", "nonsense"),
+        "There is no run at": (tmp_path / "nowhere",),
+        "of byov pretrain with a posterior": (runs / "bbb", "--what", "noise"),
+        "which convergence needs": (runs / "byol", "--what", "convergence"),
+        "None of the runs has a posterior, whose layers": (runs / "byol", "--what", "layers"),
+        "give both": (runs / "byov", "--what", "alignment"),
+        "CIFAR-10 only": (runs / "byov", "--what", "humans"),
+        "at least two draws": (runs / "byov", "--samples", "1"),
+        "at least 8 images": (runs / "byov", "--limit", "3"),
+        "is named twice": (runs / "byov", runs / "byov"),
+        "There is no device": (runs / "byov", "--device", "nothing"),
+    }
+    for words, arguments in cases.items():
+        code, out, err = call(*arguments, "--out", tmp_path / "new")
+        assert (code, out) == (2, ""), words
+        assert words in err
+        assert "Traceback" not in err
+        assert not (tmp_path / "new").exists()
+    code, _, err = call(runs / "byov", "--out", tmp_path / "file")
+    assert code == 2
+    assert "is a file: --out takes the name of a folder" in err
