@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from byov.data.augmentations import AUGMENTATIONS
+from byov.evaluation.images import SHIFTS
 from byov.reproduce import byov_figure4 as figure4
 from byov.reproduce.experiment import EXPERIMENTS, Context
 from byov.reproduce.results import run as execute
 from byov.ssl.pretrain import Pretrain, start
+from byov.ssl.probe import ProbeSettings
 from byov.train.config import load_config
 from byov.train.supervised import Supervised
 from byov.train.supervised import start as start_training
@@ -37,6 +41,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure4, "SEVERITIES", {"quick": (5,)})
     monkeypatch.setattr(figure4, "DRAWS", 2)
     monkeypatch.setattr(figure4, "FIT_DRAWS", 1)
+    for user in ("byov.pruning.runs", "byov.evaluation.subjects"):
+        monkeypatch.setattr(f"{user}.ProbeSettings", partial(ProbeSettings, l2=(1e-2,), max_iter=30))
+    monkeypatch.setitem(SHIFTS, "augmentations", {name: AUGMENTATIONS[name] for name in ("shear", "gaussian_noise")})
 
 
 def test_it_gives_the_same_file_twice_from_the_runs_handed_in(runs: Path, small: None, tmp_path: Path) -> None:
