@@ -98,9 +98,11 @@ class Group:
     def chunk(self, x: Tensor) -> list[Tensor]:
         """The inputs with a row of ones, normalised by their minibatch where the network does so; and the noise."""
         if self.normed:
-            var, mean = torch.var_mean(x, 3, correction=0, keepdim=True)
+            mean = x.mean(3, keepdim=True)
+            x = x - mean
+            var = x.square().mean(3, keepdim=True)  # torch.var_mean takes five times as long on a CPU
             self._track(mean[..., 0], var[..., 0] * (x.shape[3] / (x.shape[3] - 1)))
-            x = (x - mean) * (var + EPS).rsqrt()
+            x.mul_((var + EPS).rsqrt())
         x = torch.cat([x, x.new_ones(*x.shape[:2], 1, x.shape[3])], 2)
         drawn = []
         for generators in self.noise:

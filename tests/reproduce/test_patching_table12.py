@@ -1,0 +1,140 @@
+"""Tables 12 and 13: the paper's numbers as printed, the scores, and a run that goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from byov.data.tables import Table, uci
+from byov.reproduce import patching_table12 as table
+from byov.reproduce.experiment import EXPERIMENTS, Context
+from byov.train.regression import Settings
+
+BESIDE = Path(__file__).parents[3] / "shared" / "data"
+ROOT = Path(os.environ.get("BYOV_DATA") or BESIDE)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three small tables under the names of the quick ones, and settings that take a second."""
+    folder = tmp_path / "data" / "uci"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name, targets in (("boston", 1), ("yacht", 1), ("energy", 2)):
+        X = rng.normal(size=(60, 3))
+        y = X @ rng.normal(size=(3, targets)) * 5 + 20
+        splits = np.stack([rng.permutation(60) for _ in range(6)])
+        other = {"y_other": y[:, 1:]} if targets > 1 else {}
+        np.savez(folder / f"{name}.npz", X=X, y=y[:, 0], split_train=splits[:, :50], split_test=splits[:, 50:], **other)
+    monkeypatch.setattr(table, "Settings", partial(Settings, epochs=8, batch=25))
+    monkeypatch.setattr(table, "DRAWS", 50)
+    return tmp_path / "data"
+
+
+def test_both_tables_come_from_the_same_parts(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    train = table.fit
+
+    def counted(X: Any, *rest: Any) -> Any:
+        trained.append(len(X))
+        return train(X, *rest)
+
+    monkeypatch.setattr(table, "fit", counted)
+    out = tmp_path / "out"
+    first = EXPERIMENTS["patching/table12"].run(Context(out / "table12", root=str(root)))
+    assert len(trained) == 3
+    (out / "regression" / "parts" / "energy.json").unlink()  # as if it had been interrupted there
+    second = EXPERIMENTS["patching/table13"].run(Context(out / "table13", root=str(root)))
+    assert len(trained) == 4
+    sets = first.data["sets"]
+    assert json.dumps(sets) == json.dumps(second.data["sets"])
+    assert list(sets) == ["Boston", "Energy", "Yacht"]
+    assert sets["Energy"]["targets"] == 2
+    for part in sets.values():
+        for method in table.FAMILIES:
+            assert [len(v) for v in part["methods"][method].values()] == [5, 5, 5]
+            assert set(part["methods"][method]["weight_decay"]) <= set(table.DECAYS)
+    assert len(first.comparisons) == len(second.comparisons) == 12
+    assert first.figure is not None
+    text = "\n".join(table.lines(sets, "rmse"))
+    assert "| Yacht | 5 | " in text
+    assert "(29.48 ± 5.14)" in text
+
+
+def test_scores_are_those_of_a_closed_form() -> None:
+    """Draws that agree: the log density of N(target | prediction, 10), target by target; the RMSE over all entries."""
+    target = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
+    error = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
+    got = table.scores((target + error).expand(7, 2, 2), target)
+    assert got["rmse"] == pytest.approx(math.sqrt((1 + 4 + 9) / 4))
+    best = -0.5 * math.log(2 * math.pi * 10)
+    assert got["lpd"] == pytest.approx(best - 0.05 * (1 + 4 + 9) / 4)
+    assert best == pytest.approx(-2.07, abs=0.001)  # what the paper has on Kin8nm and Naval: τ is at the data's scale
+
+
+def test_the_papers_numbers() -> None:
+    """As printed: Table 13's never exceed what τ = 0.1 allows, and fit Table 12's where the draws hardly differ."""
+    assert [entry.title for entry in table.ENTRIES if not entry.last] == [
+        *("Boston", "Concrete", "Energy", "Kin8nm", "Naval", "Power", "Protein", "WineRed", "Yacht", "Year")
+    ]
+    for entry in table.ENTRIES:
+        assert len(entry.rmse) == len(entry.lpd) == 4
+        for density, _ in entry.lpd:
+            assert density <= -2.07
+    for title in ("Energy", "Power", "Protein"):
+        entry = next(e for e in table.ENTRIES if e.title == title)
+        for method in table.JUDGED:
+            assert entry.paper("lpd", method)[0] == pytest.approx(
+                -2.07 - 0.05 * entry.paper("rmse", method)[0] ** 2, abs=0.05
+            )
+
+
+@pytest.mark.parametrize(
+    ("values", "score", "verdict"),
+    [
+        ([3.0, 3.2, 3.1], "rmse", "reached"),
+        ([3.8, 3.7, 3.75], "rmse", "reached"),  # 3.75 against 3.48 ± 0.18
+        ([4.0, 4.0, 4.0], "rmse", "missed"),
+        ([-2.5, -2.4, -2.6], "lpd", "reached"),
+        ([-2.8, -2.8, -2.8], "lpd", "missed"),  # -2.65 ± 0.05
+    ],
+)
+def test_verdicts(values: list[float], score: str, verdict: str) -> None:
+    boston = table.ENTRIES[0]
+    got = table.compare(boston, "ECMP", score, {"methods": {"ECMP": {score: values}}})
+    assert got.verdict == verdict
+    assert got.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+
+
+def test_the_other_reading_of_protein() -> None:
+    """The last feature becomes the target, and the usual target the first feature."""
+    X, y = torch.arange(12.0).view(4, 3), torch.tensor([50.0, 51, 52, 53])
+    data = Table("t", X, y, ((torch.arange(3), torch.arange(3, 4)),), y_other=y[:, None] * 2)
+    entry = next(e for e in table.ENTRIES if e.last)
+    inputs, target = table.columns(data, entry)
+    assert target[:, 0].tolist() == [2, 5, 8, 11]
+    assert inputs[1].tolist() == [51, 3, 4]
+    assert table.columns(data, table.ENTRIES[0])[1][1].tolist() == [51, 102]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_yacht_reaches_the_paper() -> None:
+    """A tenth of the paper's epochs is enough on two splits: EMP and ECMP are below its RMSE of 1.6."""
+    if not (ROOT / "uci" / "yacht.npz").is_file():
+        pytest.skip("the regression sets are not here; set BYOV_DATA")
+    data = uci("yacht", ROOT)
+    families = {name: table.FAMILIES[name] for name in table.JUDGED}
+    rows = [train for train, _ in data.splits[:2]]
+    fitted = table.fit(data.X, data.y, families, rows, settings=Settings(epochs=1000, weight_decay=1e-4))
+    for posterior in fitted.values():
+        for i, (_, test) in enumerate(data.splits[:2]):
+            assert table.scores(posterior.predict(data.X[test], i, 1000), data.y[test, None])["rmse"] < 1.6
