@@ -82,7 +82,7 @@ def _fill(
         """Opened when the first part is missing: a report of what is there already takes no time."""
         assert run.path is not None
         if not opened:
-            opened.append(Opened(run.path, asked, place, device))
+            opened.append(Opened(run.path, asked, place, device, run.name))
         return opened[0]
 
     run.parts["identity"] = kept.or_make("identity", lambda: identity(model()), renew)

@@ -44,10 +44,12 @@ class Asked:
 class Opened:
     """A run that is ready to be measured."""
 
-    def __init__(self, run: Path, asked: Asked, root: str | None, device: torch.device) -> None:
+    def __init__(
+        self, run: Path, asked: Asked, root: str | None, device: torch.device, name: str | None = None
+    ) -> None:
         self.asked, self.root, self.device = asked, root, device
         reading = Reading(asked.samples, "loop", asked.seed, asked.fit_samples, device=device)
-        self.name = str(run)
+        self.name = name or str(run)
         self.found: Subject = subject(str(run), reading)
 
     @cached_property

@@ -35,9 +35,16 @@ def report(
     renew: bool = False,
     cache: Path | None = None,
     title: str | None = None,
+    names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Read and measure what is named, write the page, and return its numbers; see `collect` for the arguments."""
+    """Read and measure what is named, write the page, and return its numbers.
+
+    `title` and `names` are what the page calls itself and the runs, in the place of their paths; for the other
+    arguments see `collect`.
+    """
     sources = gather(paths)
+    for run, name in zip(sources.runs, names or (), strict=False):
+        run.name = name
     collect(sources.runs, asked or Asked(), root, device, compute, renew, cache)
     tree = content(sources, group(sources.runs))
     write(out, render(tree, title))
