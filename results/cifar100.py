@@ -1,0 +1,77 @@
+"""Every method of the patching paper on CIFAR-100, three seeds each: train in pieces, read once, print the tables.
+
+python results/cifar100.py --root DATA --minutes 9            as far as nine minutes go; call it again to go on
+python results/cifar100.py --root DATA --minutes 9 --methods vanilla,ecmp --seeds 0
+python results/cifar100.py --root DATA --status               what is done
+
+Runs and readings lie under --out, where `byov reproduce 'patching/*' --scale full --out OUT` finds them: when all
+are done, that command only writes the tables and figures. Order: for each seed all methods, the paper's first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import monotonic
+
+from byov.device import choose_device
+from byov.reproduce.experiment import Context
+from byov.reproduce.patching_runs import METHODS, folder, reading, seeds, trained
+from byov.train import checkpoint
+
+READING = 2.0
+"""Minutes that must be left before a network is read: reading is kept whole or not at all."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="the folder of the data sets")
+    parser.add_argument("--out", type=Path, default=Path("reproduced"))
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", default="")
+    parser.add_argument("--scale", default="full", choices=("quick", "full"))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--status", action="store_true")
+    parser.add_argument("--train-only", action="store_true")
+    words = parser.parse_args()
+    device = str(choose_device(words.device))
+    context = Context(words.out / "patching" / "table4", words.scale, device=device, root=words.root)
+    chosen = [int(s) for s in words.seeds.split(",") if s] or list(seeds(context))
+    paper = [m for m in words.methods.split(",") if not METHODS[m].beyond]
+    beyond = [m for m in words.methods.split(",") if METHODS[m].beyond]
+    jobs = [(m, s) for methods in (paper, beyond) for s in chosen for m in methods]
+    if words.status:
+        for method, seed in jobs:
+            print(f"{method:12} seed {seed}: {status(context, method, seed)}")
+        return
+    deadline = monotonic() + 60 * words.minutes
+    for method, seed in jobs:
+        left = (deadline - monotonic()) / 60
+        if left < 0.2:
+            break
+        run = trained(context, method, seed, None if left == float("inf") else left)
+        if run is None or words.train_only:
+            continue
+        if not status(context, method, seed).startswith("read") and (deadline - monotonic()) / 60 < READING:
+            break
+        scores = list(reading(context, method, seed, run)["by_draws"].values())[-1]
+        shown = "  ".join(f"{key} {100 * scores[key]:.2f}" for key in ("top1", "top5", "ece", "mce"))
+        print(f"{METHODS[method].label:26} seed {seed}  {shown}  nll {scores['nll']:.3f}", flush=True)
+    done = sum(status(context, *job).startswith("read") for job in jobs)
+    print(f"{done} of {len(jobs)} are trained and read" + ("" if done == len(jobs) else "; call again to go on"))
+
+
+def status(context: Context, method: str, seed: int) -> str:
+    """How far one run is."""
+    if (folder(context) / "parts" / f"{method}_seed{seed}.json").exists():
+        return "read"
+    file = folder(context) / f"{method}_seed{seed}" / "checkpoint.safetensors"
+    if not file.exists():
+        return "not begun"
+    state = checkpoint.peek(file)
+    return f"step {state['step']} of {state['total']}"
+
+
+if __name__ == "__main__":
+    main()
