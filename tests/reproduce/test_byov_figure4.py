@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure4, "SPARSITIES", (0.0, 0.4, 0.7))
-    monkeypatch.setattr(figure4, "REFITTED", (0.7,))
+    monkeypatch.setattr(figure4, "REFITTED", {"quick": (0.7,)})
     monkeypatch.setattr(figure4, "SEVERITIES", {"quick": (5,)})
     monkeypatch.setattr(figure4, "DRAWS", 2)
     monkeypatch.setattr(figure4, "FIT_DRAWS", 1)

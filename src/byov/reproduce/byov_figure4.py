@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SEEDS: dict[Scale, int] = {"quick": 1, "full": 3}
 SEVERITIES: dict[Scale, tuple[int, ...]] = {"quick": (1, 3, 5), "full": (1, 2, 3, 4, 5)}
-REFITTED = (0.0, 0.5, 0.7, 0.9)
+REFITTED: dict[Scale, tuple[float, ...]] = {"quick": (0.0, 0.5, 0.7, 0.9), "full": (0.5, 0.7)}
 """The sparsities at which the probe is also refitted, which takes a fit each."""
 DRAWS, FIT_DRAWS = 10, 8
 """That the probes are read under, and fitted under."""
@@ -42,7 +42,7 @@ def figure4(context: Context) -> Outcome:
     curves, protocols, shifts = [], [], []
     for seed, byov, byol in pairs(context):
         made_of = {"byov": weights_of(byov), "byol": weights_of(byol), "of_seed": seed}
-        for probe, sparsities in (("fixed", SPARSITIES), ("refitted", REFITTED)):
+        for probe, sparsities in (("fixed", SPARSITIES), ("refitted", REFITTED[context.scale])):
             asked = {**made_of, "probe": probe, "sparsities": list(sparsities)}
             make = partial(_sweep, context, byov, byol, probe, sparsities)
             part = context.kept(f"prune_{probe}_{seed}", asked, make)
