@@ -65,9 +65,7 @@ def assignment(
     if isinstance(family, ECMP):
         return categorical((draws, 2 * features + 2 * hidden), family.mixing, like, generator)
     z = categorical((draws, 2), family.mixing, like, generator)
-    return z.repeat_interleave(
-        torch.tensor([2 * features, 2 * hidden], device=z.device), 1, output_size=2 * (features + hidden)
-    )
+    return torch.cat([z[:, :1].expand(-1, 2 * features), z[:, 1:].expand(-1, 2 * hidden)], 1)
 
 
 def factors(family: Dropout, draws: int, features: int, hidden: int, like: Tensor, generator: Generator) -> Tensor:
