@@ -1,0 +1,258 @@
+"""Learned mixing probabilities: what is drawn, the KL's new term, and how far the gradient's estimator is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from math import log, prod
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.posterior.random import categorical
+from byov.train.optimizers import parameter_groups
+
+from .networks import shake
+
+KINDS = (byov.Ensemble, byov.EMP, byov.ECMP)
+
+
+def seeded(seed: int = 1) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def uneven(net: nn.Module, kind: type, k: int = 3) -> byov.BayesianModule:
+    """Components apart and probabilities far from uniform, in float64."""
+    torch.manual_seed(3)
+    model = byov.bayesianize(net.double(), kind(k, learn_probs=True))
+    shake(model, 0.5)
+    with torch.no_grad():
+        logits = model.factors[0].get_parameter("logits")
+        logits.copy_(torch.randn_like(logits))
+    return model
+
+
+def every_draw(model: byov.BayesianModule) -> list[tuple[float, dict[str, Tensor]]]:
+    """All assignments there are, each with its probability and the uniform noise in the middle of its share."""
+    factor = model.factors[0]
+    p = factor.get_parameter("logits").detach().softmax(0)
+    if isinstance(factor.family, byov.ECMP):
+        p = p[:, factor.layout.layer_cells()]
+    middle = p.cumsum(0) - p / 2
+    found = []
+    for z in product(range(len(p)), repeat=p.shape[1]):
+        places = list(zip(z, range(p.shape[1]), strict=True))
+        noise = {"u": torch.stack([middle[place] for place in places])}
+        found.append((prod(float(p[place]) for place in places), noise))
+    return found
+
+
+def expected_gradients(
+    model: byov.BayesianModule, loss: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """By parameter: the estimator's expectation, and the gradient of the expected loss, both by enumeration."""
+    draws = every_draw(model)
+    assert sum(p for p, _ in draws) == pytest.approx(1.0)
+    estimated = {name: torch.zeros_like(q) for name, q in model.named_parameters()}
+    for p, noise in draws:
+        model.zero_grad()
+        with model.draw(noise=[noise]):
+            loss(model(x)).backward()
+        for name, q in model.named_parameters():
+            estimated[name] += p * q.grad
+    # The loss of every draw times its probability, which the logits steer here in the open.
+    model.zero_grad()
+    factor, total = model.factors[0], torch.zeros((), dtype=torch.float64)
+    probs = factor.get_parameter("logits").softmax(0)
+    if isinstance(factor.family, byov.ECMP):
+        probs = probs[:, factor.layout.layer_cells()]
+    for _, noise in draws:
+        z = factor.family.assignment(factor.roles, factor.cells, noise)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            theta = factor.family.draw(factor.roles, factor.cells, noise)
+        out = torch.func.functional_call(model.net, factor.layout.split(theta), x)
+        total = total + probs.gather(0, z[None]).prod() * loss(out).detach()
+    total.backward()
+    return estimated, {"q.0.logits": factor.get_parameter("logits").grad}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_unbiased_for_a_loss_that_is_quadratic_in_each_cell(kind: type) -> None:
+    """Mean squared error of linear layers: quadratic in any one layer, the others given."""
+    net = nn.Linear(2, 1) if kind is byov.ECMP else nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    if kind is byov.Ensemble:
+        net = nn.Linear(2, 1)  # of two layers at once, the loss is quartic
+    model, x = uneven(net, kind, 2 if kind is byov.ECMP else 3), torch.randn(5, 2, dtype=torch.float64)
+    target = torch.randn(5, 1, dtype=torch.float64)
+    estimated, exact = expected_gradients(model, lambda out: ((out - target) ** 2).mean(), x)
+    assert exact["q.0.logits"].abs().max() > 0.01
+    torch.testing.assert_close(estimated["q.0.logits"], exact["q.0.logits"], rtol=1e-8, atol=1e-10)
+
+
+def straight_through(model: byov.BayesianModule, loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The expectation of p_j (s_j − s̄), by enumeration."""
+    factor = model.factors[0]
+    components = factor.get_parameter("components").detach()
+    p = factor.get_parameter("logits").detach().softmax(0)
+    total = torch.zeros_like(p)
+    for probability, noise in every_draw(model):
+        theta = factor.family.draw(factor.roles, factor.cells, noise).detach().requires_grad_()
+        loss(torch.func.functional_call(model.net, factor.layout.split(theta), x)).backward()
+        scores = torch.stack([(theta.grad * c).sum() for c in components])[:, None]
+        total += probability * p * (scores - (p * scores).sum(0))
+    return total
+
+
+def test_elsewhere_its_bias_is_of_third_order_where_the_straight_through_estimator_s_is_of_second() -> None:
+    """Half the distance between the components: an eighth of the bias, and a quarter of the other's."""
+    model, x = uneven(nn.Linear(2, 2), byov.Ensemble), torch.randn(6, 2, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 0, 1, 1, 0])
+    loss: Callable[[Tensor], Tensor] = lambda out: nn.functional.cross_entropy(2.0 * out, labels)  # noqa: E731
+    components = model.factors[0].get_parameter("components")
+    away, biases = (components - components.mean(0)).detach(), []
+    for distance in (0.2, 0.1):
+        with torch.no_grad():
+            components.copy_(components.mean(0) + distance * away)
+        estimated, exact = expected_gradients(model, loss, x)
+        pair = (estimated["q.0.logits"], straight_through(model, loss, x))
+        biases.append([float((each - exact["q.0.logits"]).norm()) for each in pair])
+    assert biases[0][0] / biases[1][0] == pytest.approx(8, rel=0.25)
+    assert biases[0][1] / biases[1][1] == pytest.approx(4, rel=0.25)
+    assert biases[0][0] < 0.3 * biases[0][1]
+
+
+def test_the_components_gradient_is_that_of_the_draw() -> None:
+    """Learning p leaves the gradient of M alone: it is what it is with the same assignment and fixed p."""
+    net, x = nn.Linear(3, 2), torch.randn(4, 3, dtype=torch.float64)
+    learned = uneven(net, byov.EMP)
+    fixed = byov.bayesianize(net, byov.EMP(3)).double()
+    with torch.no_grad():
+        fixed.factors[0].get_parameter("components").copy_(learned.factors[0].get_parameter("components"))
+    for _, noise in every_draw(learned):
+        factor = learned.factors[0]
+        z = factor.family.assignment(factor.roles, factor.cells, noise)  # type: ignore[attr-defined]
+        for model, held in ((learned, noise), (fixed, {"z": z})):
+            model.zero_grad()
+            with model.draw(noise=[held]):
+                torch.sin(model(x)).sum().backward()
+        one, other = (m.factors[0].get_parameter("components").grad for m in (learned, fixed))
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_follow_the_probabilities_and_so_do_the_moments(kind: type) -> None:
+    model, n = uneven(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), kind), 1000
+    factor = model.factors[0]
+    p = factor.get_parameter("logits").detach().softmax(0)
+    draws, mean, std = model.sample(n, seeded()), model.mean(), model.std()
+    components = factor.layout.split(factor.get_parameter("components").detach())
+    for layer, name in enumerate(("0.weight", "1.weight")):
+        values, centroids = draws[name].detach().flatten(), components[name].flatten()
+        counts = [(values == c).sum().item() for c in centroids]
+        assert sum(counts) == n
+        group = p[:, 0 if kind is byov.Ensemble else layer]
+        assert stats.chisquare(counts, (group * n).numpy()).pvalue > 1e-3
+        assert abs(values.mean() - mean[name].item()) < 4.5 * std[name].item() / n**0.5
+        spread = np.average((centroids.numpy() - mean[name].item()) ** 2, weights=group.numpy()) ** 0.5
+        assert std[name].item() == pytest.approx(spread, rel=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fixed_probabilities_draw_as_they_always_did(kind: type) -> None:
+    """The assignment is `categorical`'s, and θ the components it picks, to the bit."""
+    model = byov.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), kind(3))
+    shake(model)
+    factor = model.factors[0]
+    components = factor.get_parameter("components")
+    cells = {byov.Ensemble: 1, byov.EMP: 2, byov.ECMP: 13}[kind]
+    z = categorical((cells,), (1 / 3,) * 3, components, seeded())
+    each = z[factor.layout.layer_cells()] if kind is byov.EMP else z.expand(13)
+    expected = torch.stack([components[k, i] for i, k in enumerate(each.tolist())])
+    (noise,) = model.noise(seeded())
+    assert torch.equal(factor.family.draw(factor.roles, factor.cells, noise), expected)
+    assert [name for name, _ in model.named_parameters()] == ["q.0.components"]
+
+
+@pytest.mark.parametrize(("kind", "assignments"), [(byov.Ensemble, (9,)), (byov.EMP, (1, 1)), (byov.ECMP, (6, 3))])
+def test_the_kl_gains_the_entropy_of_the_choice(kind: type, assignments: tuple[int, ...]) -> None:
+    """Per assignment KL(p ‖ uniform), beside equation (6) under p: one a network, one a layer, one an element."""
+    model = uneven(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), kind)
+    factor = model.factors[0]
+    p = factor.get_parameter("logits").detach().softmax(0)
+    numbers = (1,) if kind is byov.Ensemble else assignments
+    total = 0.0
+    for name, stack in factor.layout.split(factor.get_parameter("components").detach()).items():
+        group = p[:, 0 if kind is byov.Ensemble else int(name[0])]
+        total += sum(float(pk) * float((c**2).sum()) / 2 for pk, c in zip(group, stack, strict=True))
+    for number, group in zip(numbers, p.T, strict=True):
+        total += number * sum(float(pk) * (log(float(pk)) + log(3)) for pk in group)
+    assert model.kl().item() == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_the_start_nothing_but_the_logits_is_new(kind: type) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    fixed, learned = byov.bayesianize(net, kind(3)), byov.bayesianize(net, kind(3, learn_probs=True))
+    assert torch.equal(fixed.kl(), learned.kl())
+    assert all(torch.equal(fixed.mean()[name], learned.mean()[name]) for name in fixed.mean())
+    given = byov.bayesianize(net, kind(3, probs=(0.5, 0.3, 0.2), learn_probs=True))
+    p = given.factors[0].get_parameter("logits").softmax(0)
+    torch.testing.assert_close(p, torch.tensor([[0.5], [0.3], [0.2]]).expand_as(p))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_component_that_fits_is_found(kind: type) -> None:
+    """Component 1 is the truth, the others are not: a hundred single draws tell."""
+    torch.manual_seed(0)
+    truth, x = nn.Linear(4, 2), torch.randn(64, 4)
+    model = byov.bayesianize(truth, kind(3, learn_probs=True))
+    with torch.no_grad():
+        for k in (0, 2):
+            model.factors[0].get_parameter("components")[k].normal_()
+    logits = model.factors[0].get_parameter("logits")
+    optimizer = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), truth(x)).backward()
+        optimizer.step()
+    assert logits.softmax(0)[1, 0] > 0.8
+
+
+def test_the_optimizer_neither_decays_nor_adapts_them() -> None:
+    model = byov.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), byov.EMP(3, learn_probs=True))
+    groups = {group["role"]: group["params"] for group in parameter_groups(model, 0.1)}
+    logits = model.factors[0].get_parameter("logits")
+    assert any(p is logits for p in groups["excluded"])
+    assert not any(p is logits for p in groups["weights"])
+
+
+def test_a_state_with_fixed_probabilities_is_told_from_one_with_learned() -> None:
+    fixed, learned = (byov.bayesianize(nn.Linear(2, 2), byov.EMP(3, learn_probs=b)) for b in (False, True))
+    with pytest.raises(ValueError, match="learn_probs"):
+        learned.load_state_dict(fixed.state_dict())
+
+
+# Where components start
+
+
+def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(50, 40), nn.BatchNorm1d(40))
+    model = byov.bayesianize(net, byov.ECMP(5, spread=0.3))
+    for name, mean in model.mean().items():
+        torch.testing.assert_close(mean, net.get_parameter(name).data, rtol=1e-5, atol=1e-6)
+    components = model.factors[0].layout.split(model.factors[0].get_parameter("components").detach())
+    weight = components["0.weight"] / net.get_parameter("0.weight").data - 1.0  # ε less its mean over five
+    assert float(weight.var(0, correction=1).mean()) == pytest.approx(0.3**2, rel=0.05)
+    assert float(components["1.weight"].std()) == pytest.approx(0.3 * (4 / 5) ** 0.5, rel=0.2)
+    assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
+
+
+@pytest.mark.parametrize("spread", [-0.1, float("inf"), float("nan")])
+def test_a_spread_that_is_none_is_refused(spread: float) -> None:
+    with pytest.raises(ValueError, match="spread of at least 0"):
+        byov.EMP(3, spread=spread)

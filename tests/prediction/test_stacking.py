@@ -1,0 +1,127 @@
+"""Stacking: the weights are the best there are, and the prediction is the mixture under them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.prediction import stack, stacking_weights
+
+
+def problem(members: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Predictives of which some are better than others, and labels."""
+    generator = Generator().manual_seed(seed)
+    labels = torch.randint(4, (n,), generator=generator)
+    logits = torch.randn(members, n, 4, generator=generator)
+    skill = torch.rand(members, 1, generator=generator) * 2
+    logits[:, torch.arange(n), labels] += skill
+    return logits.softmax(2), labels
+
+
+def score(weights: Tensor, probs: Tensor, labels: Tensor) -> float:
+    mixture = torch.einsum("s,snc->nc", weights.double(), probs.double())
+    return mixture[torch.arange(len(labels)), labels].log().mean().item()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 60), st.integers(0, 1000))
+def test_no_weights_on_the_simplex_score_higher(members: int, n: int, seed: int) -> None:
+    """Against scipy's own optimum, over a softmax, from several starts."""
+    probs, labels = problem(members, n, seed)
+    weights = stacking_weights(probs, labels)
+    assert weights.min() >= 0
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-12)
+
+    def loss(free: np.ndarray) -> float:
+        return -score(torch.softmax(torch.tensor(free), 0), probs, labels)
+
+    starts = [np.zeros(members), *np.random.default_rng(0).normal(size=(2, members)) * 3]
+    best = max(-minimize(loss, start, method="Nelder-Mead", options={"maxiter": 400}).fun for start in starts)
+    assert score(weights, probs, labels) >= best - 1e-5
+
+
+def test_a_member_that_is_always_right_gets_all() -> None:
+    probs, labels = problem(3, 50, 0)
+    probs[1] = torch.nn.functional.one_hot(labels, 4).float() * 0.96 + 0.01
+    assert stacking_weights(probs, labels)[1] > 0.99
+
+
+def test_members_that_are_equal_share_alike() -> None:
+    probs, labels = problem(1, 30, 1)
+    torch.testing.assert_close(stacking_weights(probs.expand(4, -1, -1), labels), torch.full((4,), 0.25).double())
+
+
+def test_labels_that_nobody_can_explain_do_not_spoil_the_rest() -> None:
+    probs, labels = problem(2, 40, 2)
+    expected = stacking_weights(probs[:, 1:], labels[1:])
+    probs[:, 0] = 0.0
+    torch.testing.assert_close(stacking_weights(probs, labels), expected)
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_an_ensemble_is_stacked_by_its_members(learn: bool) -> None:
+    torch.manual_seed(0)
+    model = byov.bayesianize(classifier(), byov.Ensemble(3, start="reset", learn_probs=learn))
+    for _ in range(20):
+        model(torch.randn(8, 3))  # statistics of their own
+    x = torch.randn(60, 3)
+    with torch.no_grad(), model.draw(noise=[{"u": torch.tensor([0.99])} if learn else {"z": torch.tensor([2])}]):
+        labels = model.eval()(x).argmax(1)  # what the last member says
+    model.train()
+    fitted = stack(model, x, labels)
+    assert model.training
+    assert float(fitted.weights.sum()) == pytest.approx(1.0)
+    assert float(fitted.weights[-1]) == float(fitted.weights.max())
+    uniform = byov.predict(model, x, samples=200, generator=Generator().manual_seed(0))
+    prediction = fitted.predict(x)
+    rows = torch.arange(60)
+    assert prediction.mean[rows, labels].log().mean() >= uniform.mean[rows, labels].log().mean()
+
+
+def test_the_prediction_is_the_mixture_of_the_draws() -> None:
+    torch.manual_seed(1)
+    model = byov.bayesianize(
+        classifier(), {byov.norm_layers: byov.EMP(3, spread=1.0), byov.output_layer: byov.ECMP(3, spread=1.0)}
+    )
+    x, labels = torch.randn(50, 3), torch.randint(4, (50,))
+    fitted = stack(model, [(x[:30], labels[:30]), (x[30:], labels[30:])], labels, 8, Generator().manual_seed(3))
+    assert 1 <= len(fitted.noises) == len(fitted.weights) <= 8
+    values = []
+    for noise in fitted.noises:
+        with torch.no_grad(), model.eval().draw(noise=noise):
+            values.append(model(x).softmax(1))
+    draws, w = torch.stack(values), fitted.weights.float()
+    prediction = fitted.predict(x)
+    mean = torch.einsum("s,snc->nc", w, draws)
+    torch.testing.assert_close(prediction.mean, mean)
+    variance = torch.einsum("s,snc->nc", w, draws**2) - mean**2
+    torch.testing.assert_close(prediction.std, variance.clamp_min(0).sqrt(), rtol=1e-3, atol=1e-4)
+    expected = -(torch.einsum("s,snc->n", w, draws * draws.log()))
+    torch.testing.assert_close(prediction.expected_entropy, expected)
+    torch.testing.assert_close(prediction.entropy - prediction.expected_entropy, prediction.mutual_information)
+
+
+def test_bad_input() -> None:
+    probs, labels = problem(2, 5, 0)
+    with pytest.raises(ValueError, match=r"\(S, N, C\)"):
+        stacking_weights(probs[0], labels)
+    with pytest.raises(ValueError, match="N > 0 labels"):
+        stacking_weights(probs, labels[:3])
+    with pytest.raises(ValueError, match="finite and at least 0"):
+        stacking_weights(-probs, labels)
+    with pytest.raises(ValueError, match="nothing to stack"):
+        stacking_weights(torch.zeros_like(probs), labels)
+    with pytest.raises(TypeError, match="BayesianModule, not of Linear"):
+        stack(nn.Linear(2, 2), torch.randn(3, 2), labels[:3])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one draw"):
+        stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:3], samples=0)
