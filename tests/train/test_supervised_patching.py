@@ -1,0 +1,350 @@
+"""What the patching paper asks of training: its penalty, its baselines, coordinate descent, families that mix."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sklearn.datasets
+import torch
+from torch import Tensor, nn
+
+import byov
+from byov.cli import main
+from byov.data import load
+from byov.posterior import BayesianModule
+from byov.train import checkpoint
+from byov.train.before_norm import add_gates, gates
+from byov.train.config import load_config
+from byov.train.families import FamilyConfig
+from byov.train.objective import L2Config
+from byov.train.supervised import Classifier, Supervised, build, restore, start
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    f"model.name=python:{Path(__file__).stem}:network",
+    "posterior.k=3",
+    "train.epochs=2",
+    "train.batch=128",
+    "train.lr=3e-2",
+    "train.warmup=0.5",
+    "train.log_every=1",
+    "train.accelerator=cpu",
+    "train.devices=1",
+]
+
+
+def network(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_digits_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        yield
+
+
+def recipe(*changes: str) -> Supervised:
+    return load_config(Supervised, None, [*SMALL, *changes])
+
+
+def built(*changes: str) -> Classifier:
+    torch.manual_seed(0)
+    module = build(recipe(*changes), load("digits", "train"), 10, 1, CPU).train()
+    with torch.no_grad():  # away from the start, where components are one
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def state(run: Path) -> dict[str, Any]:
+    tree = checkpoint.load(run / "checkpoint.safetensors")
+    return {"module": tree["module"], "optimizer": tree["optimizer"], "step": tree["step"]}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+# The penalty
+
+
+@pytest.mark.parametrize("family", ["none", "emp", "ecmp", "ensemble", "dropout"])
+def test_the_l2_penalty_is_appendix_c1_by_hand(family: str) -> None:
+    """λ₁ … λ₄ on weights and biases, patched and shared; no ½, no p, the batch's size in the denominator."""
+    numbers = {"patched_weights": 0.2, "patched_biases": 0.3, "shared_weights": 0.5, "shared_biases": 0.7}
+    where = [f"posterior.l2.{name}={value}" for name, value in numbers.items()]
+    module = built(f"posterior.family={family}", "posterior.on=norm+output", "posterior.penalty=l2", *where)
+    total, net = 0.0, module.net
+    patched: dict[str, Tensor] = {}
+    if isinstance(net, BayesianModule):
+        roles = net.factors[0].roles
+        patched = net.factors[0].layout.split(roles.get("components", roles.get("mean")))  # type: ignore[arg-type]
+        assert set(patched) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    for kind, tensors in (("patched", patched), ("shared", dict((getattr(net, "net", net)).named_parameters()))):
+        for name, tensor in tensors.items():
+            role = "biases" if name.endswith("bias") else "weights"
+            total += numbers[f"{kind}_{role}"] * float((tensor.detach().double() ** 2).sum())
+    assert float(module.penalty(torch.zeros(()))) == pytest.approx(total / 128, rel=1e-5)
+    alike = L2Config()
+    every = sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
+    assert float(alike.penalty(net)) == pytest.approx(1e-3 * every, rel=1e-5)
+
+
+def test_a_penalty_of_nothing_is_zero() -> None:
+    assert float(L2Config(0.0, 0.0, 0.0, 0.0).penalty(network(10))) == 0.0
+
+
+def test_the_l2_penalty_is_not_annealed(tmp_path: Path) -> None:
+    """β belongs to the KL; with it, the first step would have no penalty."""
+    start(recipe("posterior.family=emp", "posterior.on=norm", "posterior.penalty=l2", "train.minutes=1e-9"), tmp_path)
+    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert line["kl"] > 0
+    assert line["loss"] == pytest.approx(line["cross_entropy"] + line["kl"], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["none", "emp", "dropout"])
+def test_points_make_it_equation_6_in_full(family: str) -> None:
+    """Σ p_k‖M_k‖²/2s² over patches and ‖M‖²/2s² over what is shared, over N; alike for a plain network."""
+    module = built(
+        f"posterior.family={family}", "posterior.on=norm", "posterior.points=true", "posterior.prior_std=0.5"
+    )
+    net, total = module.net, 0.0
+    if family == "emp":
+        assert isinstance(net, BayesianModule)
+        total += float((net.factors[0].roles["components"].detach() ** 2).sum()) / 3
+    if family == "dropout":
+        means = net.mean()  # type: ignore[operator]
+        total += float((means["2.weight"].detach() ** 2).sum()) / (1 - 0.005) + float((means["2.bias"] ** 2).sum())
+    total += sum(float((p.detach() ** 2).sum()) for p in getattr(net, "net", net).parameters())
+    assert float(module.penalty(torch.zeros(()))) == pytest.approx(total / (2 * 0.25) / 1347, rel=1e-5)
+
+
+def test_of_a_plain_network_points_are_sgd_s_weight_decay(tmp_path: Path) -> None:
+    """τ/N = 1/(s²N) is the weight decay, on every parameter."""
+    decay = 1e-2
+    std = (1 / (decay * 1347)) ** 0.5
+    module = built("posterior.family=none", "posterior.points=true", f"posterior.prior_std={std}")
+    module.penalty(torch.zeros(())).backward()
+    for parameter in module.net.parameters():
+        torch.testing.assert_close(parameter.grad, decay * parameter.detach(), rtol=1e-4, atol=1e-7)
+
+
+# Coordinate descent
+
+
+def test_phases_alternate_and_resume_to_the_bit(tmp_path: Path) -> None:
+    """Three steps on what is shared, three on the patches: the other half, and Adam's state of it, stand still."""
+    words = ("posterior.family=ecmp", "posterior.on=norm+output", "posterior.alternate=3", "train.optimizer=adam")
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    assert start(recipe(*words), whole)
+    for _ in range(3):  # a step each time, then to the end
+        start(recipe(*words, "train.minutes=1e-9"), pieces, resume=(pieces / "checkpoint.safetensors").exists())
+    assert checkpoint.peek(pieces / "checkpoint.safetensors")["step"] == 3
+    torch.manual_seed(recipe().train.seed)
+    begin = build(recipe(*words), load("digits", "train"), 10, 1, CPU).state_dict()
+    after = state(pieces)["module"]
+    assert torch.equal(after["net.q.0.components"], begin["net.q.0.components"])
+    assert not torch.equal(after["net.net.1.weight"], begin["net.net.1.weight"])
+    for _ in range(3):
+        start(recipe(*words, "train.minutes=1e-9"), pieces, resume=True)
+    later = state(pieces)["module"]
+    assert not torch.equal(later["net.q.0.components"], after["net.q.0.components"])
+    assert torch.equal(later["net.net.1.weight"], after["net.net.1.weight"])
+    assert start(recipe(*words), pieces, resume=True)
+    assert same(state(whole), state(pieces))
+
+
+def test_gain_is_a_learning_rate_for_the_patches(tmp_path: Path) -> None:
+    """One step of plain SGD moves them `gain` times as far, and what is shared as far as ever."""
+    words = ("posterior.family=emp", "posterior.on=norm", "train.optimizer=sgd", "train.momentum=0.0", "train.warmup=0")
+    moved = []
+    torch.manual_seed(recipe().train.seed)
+    begin = build(recipe(*words), load("digits", "train"), 10, 1, CPU).state_dict()
+    for gain in (1.0, 4.0):
+        run = tmp_path / str(gain)
+        start(recipe(*words, f"posterior.gain={gain}", "train.minutes=1e-9"), run)
+        moved.append({name: value - begin[name] for name, value in state(run)["module"].items() if "num_" not in name})
+    torch.testing.assert_close(moved[1]["net.q.0.components"], 4 * moved[0]["net.q.0.components"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(moved[1]["net.net.1.weight"], moved[0]["net.net.1.weight"])
+    assert float(moved[0]["net.q.0.components"].abs().max()) > 0
+
+
+# Dropout before every BatchNorm
+
+
+def test_a_gate_drops_what_goes_into_the_norm() -> None:
+    """A channel with a closed gate enters the BatchNorm as zeros, the others as x/(1 − p); statistics see it."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3), nn.BatchNorm2d(3))
+    twin = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3), nn.BatchNorm2d(3))
+    twin.load_state_dict(plain.state_dict())
+    p = 0.4
+    model = byov.bayesianize(add_gates(plain), {gates: byov.Dropout(p)})
+    assert model.covered() == ["1.gate", "4.gate"]
+    x = torch.randn(5, 2, 8, 8)
+    for seed in range(4):
+        noise = model.noise(torch.Generator().manual_seed(seed))
+        keep = noise[0]["keep"] / (1 - p)
+        assert len(keep) == 9
+        for training in (True, False):
+            model.train(training), twin.train(training)
+            with model.draw(noise=noise):
+                out = model(x)
+            h = twin[2](twin[1](twin[0](x) * keep[:6].view(1, -1, 1, 1)))
+            torch.testing.assert_close(out, twin[4](twin[3](h) * keep[6:].view(1, -1, 1, 1)), rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.net.get_buffer("1.running_mean"), twin.get_buffer("1.running_mean"))
+
+
+def test_before_norm_is_trained_and_restored_and_its_gates_are_not_learned(tmp_path: Path) -> None:
+    words = ("posterior.family=dropout", "posterior.on=before-norm", "posterior.p=0.1")
+    assert start(recipe(*words), tmp_path)
+    module, _ = restore(tmp_path)
+    net = module.net
+    assert isinstance(net, BayesianModule)
+    assert torch.equal(net.mean()["2.gate"], torch.ones(16))
+    assert not any(p.requires_grad for p in net.q.parameters())
+    assert net.sample(20)["2.gate"].unique().tolist() == [0.0, pytest.approx(1 / 0.9)]
+    test = load("digits", "test")
+    with torch.no_grad():
+        images = module.augment.render(test.images, torch.zeros(len(test), 3))  # type: ignore[union-attr]
+        assert (net(images).argmax(1) == test.labels).float().mean() > 0.8
+
+
+def test_a_network_without_batchnorm_has_no_such_place() -> None:
+    with pytest.raises(ValueError, match="no BatchNorm that dropout could come before"):
+        add_gates(nn.Linear(2, 2))
+
+
+# Families
+
+
+def test_only_the_family_asked_for_is_built() -> None:
+    """A Gaussian has no components, and two are not asked of it."""
+    assert FamilyConfig(family="gaussian", k=1).rules() == byov.Gaussian(-10.0)
+    assert FamilyConfig(family="emp", p=2.0).rules() == byov.EMP(5)
+    with pytest.raises(ValueError, match="EMP needs at least 2 components"):
+        FamilyConfig(family="emp", k=1)
+    with pytest.raises(ValueError, match="probability of dropping"):
+        FamilyConfig(family="emp", on="norm", output_family="dropout", p=2.0)
+
+
+@pytest.mark.parametrize(("output", "kind"), [("ecmp", byov.ECMP), ("dropout", byov.Dropout)])
+@pytest.mark.parametrize("on", ["norm", "norm+output", "all"])
+def test_the_output_layer_may_have_a_family_of_its_own(tmp_path: Path, output: str, kind: type, on: str) -> None:
+    words = ("posterior.family=emp", f"posterior.on={on}", f"posterior.output_family={output}", "train.epochs=1")
+    assert start(recipe(*words), tmp_path)
+    net = restore(tmp_path)[0].net
+    assert isinstance(net, BayesianModule)
+    covers = {type(f.family): {slot.name for slot in f.layout.slots} for f in net.factors}
+    assert covers[kind] == {"4.weight", "4.bias"}
+    assert covers[byov.EMP] == {"2.weight", "2.bias"} | ({"1.weight", "1.bias"} if on == "all" else set())
+
+
+def test_learned_probabilities_are_trained_and_restored(tmp_path: Path) -> None:
+    words = ("posterior.family=emp", "posterior.on=norm+output", "posterior.learn_probs=true", "posterior.spread=0.5")
+    assert start(recipe(*words), tmp_path)
+    net = restore(tmp_path)[0].net
+    assert isinstance(net, BayesianModule)
+    logits = net.factors[0].get_parameter("logits")
+    assert logits.shape == (3, 2)
+    assert float(logits.softmax(0).std(0).min()) > 1e-3
+
+
+def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_path: Path) -> None:
+    """Every member starts from the pretrained network; the output layer is new, and no two are alike."""
+    words = ("posterior.family=ensemble", "model.pretrained=true", "train.minutes=1e-9")
+    torch.manual_seed(0)
+    net = build(recipe(*words), load("digits", "train"), 10, 1, CPU).net
+    assert isinstance(net, BayesianModule)
+    parts = net.factors[0].layout.split(net.factors[0].roles["components"].detach())
+    for name, part in parts.items():
+        head = name.startswith("4.")
+        assert torch.equal(part[0], part[1]) is not head
+        assert torch.equal(part[1], part[2]) is not head
+    start(recipe(*words), tmp_path)
+    restore(tmp_path)
+    again = build(recipe(*words, "posterior.start=reset"), load("digits", "train"), 10, 1, CPU).net
+    assert isinstance(again, BayesianModule)
+    first = again.factors[0].layout.split(again.factors[0].roles["components"].detach())["1.weight"]
+    assert not torch.equal(first[0], first[1])
+
+
+# What is refused, and the documents
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["train.batch=1", "posterior.family=emp"],
+            "has BatchNorm, which needs batches of at least 2 images, not of 1",
+        ),
+        (["train.batch=4000"], "fewer than a batch of 4000"),
+        (["posterior.l2.shared_weights=-1"], "posterior.l2.shared_weights is a λ of at least 0, not -1.0"),
+        (["posterior.l2.patched_biases=nan"], "posterior.l2.patched_biases is a λ of at least 0"),
+        (["posterior.penalty=l2"], "no pull on a Gaussian's variance"),
+        (["posterior.alternate=-1"], "posterior.alternate is a number of steps, or 0, not -1"),
+        (["posterior.alternate=2"], "the posterior covers the whole network"),
+        (["posterior.alternate=2", "posterior.family=none"], "needs a posterior that is learned"),
+        (["posterior.gain=0"], "posterior.gain is above 0"),
+        (["posterior.learn_probs=true"], "posterior.learn_probs is for ensemble, emp, ecmp, not for gaussian"),
+        (["posterior.on=before-norm"], "is a place for dropout, not for gaussian"),
+        (["posterior.on=output", "posterior.output_family=emp"], "stands beside another family"),
+        (["posterior.family=emp", "posterior.k=1"], "EMP needs at least 2 components"),
+        (["posterior.family=emp", "posterior.spread=-1"], "EMP needs a spread of at least 0"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    sets = [part for word in [*SMALL, *words] for part in ("--set", word)]
+    monkeypatch.setattr(sys, "argv", ["byov", "train", "--run", str(tmp_path / "run"), *sets])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    out, err = capsys.readouterr()
+    assert ending.value.code == 2
+    assert sentence in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+def test_the_python_of_the_document_runs(capsys: Any) -> None:
+    """All blocks in order, as a reader would paste them; the ten lines do train, and patches do drift apart."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "patching.md").read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for block in blocks:
+        exec(compile(block, "docs/patching.md", "exec"), names)
+    model = names["model"]
+    assert isinstance(model, BayesianModule)
+    assert len(model.factors) == 1
+    assert names["prediction"].samples == 100
+    assert float(names["loss"]) < 2.4
+    assert float(model.std()["5.weight"].mean()) > 0
+    assert "torch.Size([64, 10])" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["cifar100_resnet18", "cifar100_paper"])
+def test_the_recipes_of_the_repository_are_read(name: str) -> None:
+    found = load_config(Supervised, ROOT / "recipes" / f"{name}.toml")
+    assert found.posterior.family == "ecmp"
+    assert (found.posterior.penalty == "l2") is (name == "cifar100_paper")
+    if found.posterior.penalty == "l2":
+        assert found.posterior.l2 == L2Config(1e-3, 1e-3, 1e-3, 1e-3)  # the paper's λ = 0.001 / batch
