@@ -14,7 +14,7 @@ from byov.evaluation.images import SHIFTS
 from byov.reproduce import byov_figure4 as figure4
 from byov.reproduce.experiment import EXPERIMENTS, Context
 from byov.reproduce.results import run as execute
-from byov.ssl.pretrain import Pretrain, start
+from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import ProbeSettings
 from byov.train.config import load_config
 from byov.train.supervised import Supervised
@@ -66,6 +66,9 @@ def test_it_gives_the_same_file_twice_from_the_runs_handed_in(runs: Path, small:
     ]
     assert all(0 <= value <= 1 for c in curves for what in ("top1", "ece") for value in c[what])
     assert curves[0]["top1"][0] == curves[1]["top1"][0]
+    model: Any = restore(runs / "byov")[0].student
+    own = [s.log().std().item() for n, s in model.std().items() if n.startswith("encoder") and s.ndim == 4]
+    assert data["sigma_spread"] == [pytest.approx(sum(own) / 3)]
     readings = {(row["model"], row["reading"]) for row in data["shifts"]}
     assert readings == {("BYOV", "at_mean"), ("BYOV", "under_draws"), ("BYOL", "at_mean")}
     assert data["shifts"][0]["shift"] == "clean"

@@ -39,9 +39,10 @@ SCORES = ("reliability", "ece", "top1")
 @experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, beside BYOL")
 def figure4(context: Context) -> Outcome:
     """Curves and shifts for each seed's pair of runs, and their means."""
-    curves, protocols, shifts = [], [], []
+    curves, protocols, shifts, spreads = [], [], [], []
     for seed, byov, byol in pairs(context):
         made_of = {"byov": weights_of(byov), "byol": weights_of(byol), "of_seed": seed}
+        spreads.append(sigma_spread(byov))
         for probe, sparsities in (("fixed", SPARSITIES), ("refitted", REFITTED[context.scale])):
             asked = {**made_of, "probe": probe, "sparsities": list(sparsities)}
             make = partial(_sweep, context, byov, byol, probe, sparsities)
@@ -55,11 +56,18 @@ def figure4(context: Context) -> Outcome:
             part = context.kept(f"shift_{model}_{seed}", asked, partial(_shifted, context, run))
             shifts += [{"model": model, "seed": seed, **row} for row in part["rows"]]
     sweep = {"kind": KIND, "protocol": {"parts": protocols}, "curves": curves}
-    data = {"sweep": sweep, "shifts": shifts, "relative": relative(shifts), "severities": SEVERITIES[context.scale]}
+    data = {
+        "sweep": sweep,
+        "sigma_spread": spreads,
+        "shifts": shifts,
+        "relative": relative(shifts),
+        "severities": SEVERITIES[context.scale],
+    }
     seeds = sorted({curve["seed"] for curve in curves})
     note = (
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}; top-1 by a linear probe at μ. Pruned per layer, nothing"
-        " retrained. Differences of ECE and reliability: BYOL minus BYOV, above 0 BYOV is better."
+        " retrained. Differences of ECE and reliability: BYOL minus BYOV, above 0 BYOV is better. Within a layer log σ"
+        f" has a standard deviation of {sum(spreads) / len(spreads):.3f}; were it 0, SNR and magnitude would be one."
     )
     return Outcome(data, compare(data), draw(data), note)
 
@@ -93,6 +101,26 @@ def weights_of(run: Path) -> str:
     from byov.pruning.runs import open_run
 
     return digest(open_run(run).model)
+
+
+def sigma_spread(run: Path) -> float:
+    """The standard deviation of log σ within a pruned tensor, mean over tensors: what SNR knows that |μ| does not.
+
+    It grows with training: σ starts the same everywhere, and Adam moves log σ² by at most a learning rate a step.
+    """
+    from byov.posterior.layout import occurrences
+    from byov.posterior.module import BayesianModule
+    from byov.pruning.runs import open_run
+
+    of = open_run(run)
+    assert isinstance(of.model, BayesianModule)
+    names = {
+        places[0][0]
+        for parameter, places in occurrences(of.model.point())
+        if any(of.where(name, module, parameter) for name, module in places)
+    }
+    each = [sigma.log().std().item() for name, sigma in of.model.std().items() if name in names]
+    return sum(each) / len(each)
 
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
