@@ -58,8 +58,10 @@ def collect(
         whole = bar.add_task("runs", total=len(folders))
         for run in folders:
             assert run.path is not None
-            checkpoint = file_digest(run.path / CHECKPOINT)
-            folder = run.path / "report" if cache is None else cache / checkpoint
+            assert run.file is not None
+            checkpoint = file_digest(run.file)
+            own = "report" if run.file.name == CHECKPOINT else f"report_{run.file.stem}"
+            folder = run.path / own if cache is None else cache / checkpoint
             kept = Kept(folder, settings(asked, checkpoint))
             _fill(run, kept, asked, root, torch.device(device), compute, renew, bar)
             bar.advance(whole)
@@ -80,9 +82,9 @@ def _fill(
 
     def model() -> Opened:
         """Opened when the first part is missing: a report of what is there already takes no time."""
-        assert run.path is not None
+        assert run.file is not None
         if not opened:
-            opened.append(Opened(run.path, asked, place, device, run.name))
+            opened.append(Opened(run.file, asked, place, device, run.name))
         return opened[0]
 
     run.parts["identity"] = kept.or_make("identity", lambda: identity(model()), renew)

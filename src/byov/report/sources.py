@@ -24,6 +24,8 @@ class Run:
     name: str
     path: Path | None = None
     """Its folder; None where only files of its results are at hand."""
+    file: Path | None = None
+    """Its checkpoint."""
     about: dict[str, Any] = field(default_factory=dict)
     """What its checkpoint says: kind, config, data, shape, kl_scale."""
     parts: dict[str, Any] = field(default_factory=dict)
@@ -130,7 +132,7 @@ def _open_run(path: Path) -> Run:
     if not isinstance(about, dict) or about.get("kind") not in ("pretrain", "train"):
         raise ValueError(f"{path} is not a run of byov pretrain or byov train.")
     folder = file.parent
-    run = Run(str(path), folder, about, log=lines(folder / "log.jsonl"), layer_log=lines(folder / "layers.jsonl"))
+    run = Run(str(path), folder, file, about, log=lines(folder / "log.jsonl"), layer_log=lines(folder / "layers.jsonl"))
     run.about = {key: value for key, value in about.items() if key != "module"}
     run.about["step"] = state.get("step")
     return run

@@ -15,7 +15,7 @@ function number(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+  const text = size >= 1e5 || size < 1e-4 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−");
 }
 
@@ -92,7 +92,7 @@ class Chart {
   constructor(host, spec) {
     this.host = host;
     this.spec = spec;
-    this.hidden = new Set(host.dataset.hidden ? JSON.parse(host.dataset.hidden) : []);
+    this.hidden = new Set();
     this.zoom = null;
     this.at = null;
     host.replaceChildren();
@@ -115,20 +115,24 @@ class Chart {
     this.draw();
   }
 
+  // One key for all series of a name: the seeds of a model come and go together.
   legend() {
-    if (this.spec.series.length < 2) return;
+    const names = new Map();
+    this.spec.series.forEach((series, i) => names.set(series.label, [...(names.get(series.label) || []), i]));
+    if (names.size < 2) return;
     const list = make("div", { class: "legend", role: "group", "aria-label": "Shown series" }, this.host);
-    this.spec.series.forEach((series, i) => {
-      const button = make("button", { type: "button", "aria-pressed": "true", class: `key c${series.colour % 6}` }, list);
-      make("i", { class: series.dashed ? "dash" : "" }, button);
-      button.append(series.label);
+    for (const [name, members] of names) {
+      const { colour, dashed } = this.spec.series[members[0]];
+      const button = make("button", { type: "button", "aria-pressed": "true", class: `key c${colour % 6}` }, list);
+      make("i", { class: dashed ? "dash" : "" }, button);
+      button.append(name);
       button.addEventListener("click", () => {
-        if (this.hidden.has(i)) this.hidden.delete(i);
-        else this.hidden.add(i);
-        button.setAttribute("aria-pressed", String(!this.hidden.has(i)));
+        const hide = !this.hidden.has(members[0]);
+        for (const i of members) if (hide) this.hidden.add(i); else this.hidden.delete(i);
+        button.setAttribute("aria-pressed", String(!hide));
         this.draw();
       });
-    });
+    }
   }
 
   zoomTo(zoom) {
@@ -168,7 +172,7 @@ class Chart {
       const nudge = rows && shown.length > 1 ? (k - (shown.length - 1) / 2) * 6 : 0;
       const known = series.points.filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!spec.x.log || p.x > 0) && (!spec.y.log || p.y > 0));
       const path = (each) => each.map(([a, b], i) => `${i ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join("");
-      if (series.band) make("path", { class: "strip", d: path([...known.map((p) => [x(p.x), y(p.high)]), ...known.toReversed().map((p) => [x(p.x), y(p.low)])]) }, group);
+      if (series.band) make("path", { class: "strip", d: path([...known.map((p) => [x(p.x), y(p.high)]), ...known.slice().reverse().map((p) => [x(p.x), y(p.low)])]) }, group);
       if (series.line !== false) make("path", { class: "line", d: path(known.filter((p) => !p.faint).map((p) => [x(p.x), y(p.y)])) }, group);
       for (const p of known) {
         const px = x(p.x), py = y(p.y) + nudge;
@@ -188,7 +192,7 @@ class Chart {
   axes(svg, box, x, y, xs, marks) {
     const { spec } = this;
     const axis = make("g", { class: "axis" }, svg);
-    const wantedX = Math.max(2, Math.floor((box.right - box.left) / 70));
+    const wantedX = Math.max(3, Math.floor((box.right - box.left) / 70));
     for (const value of spec.x.ticks || ticks(...xs, wantedX, spec.x.log)) {
       make("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }, axis);
       make("text", { x: x(value), y: box.bottom + 17, "text-anchor": "middle" }, axis, (spec.x.format || number)(value));

@@ -103,9 +103,8 @@ const FIGURES = {
     const curve = host.dataset.curve;
     const words = { loss: "Loss", ssl: "BYOL loss (0 to 8)", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
     const lines = DATA.training.filter((each) => each.curves[curve]).map((each) => ({
-      label: DATA.training.filter((other) => other.group === each.group).length > 1 ? `${label(each.group)}, seed ${each.seed}` : label(each.group),
-      colour: each.group,
-      points: each.curves[curve].map(([epoch, value]) => ({ x: epoch, y: value, r: 0, tip: [`epoch ${number(epoch)}`, `${words[curve] || curve} ${number(value)}`] })),
+      label: label(each.group), colour: each.group,
+      points: each.curves[curve].map(([epoch, value]) => ({ x: epoch, y: value, r: 0, tip: [`seed ${each.seed}, epoch ${number(epoch)}`, `${words[curve] || curve} ${number(value)}`] })),
     }));
     return { title: words[curve] || curve, describe: "Over the epochs of training.", x: { label: "epoch" }, y: { label: words[curve] || curve }, series: lines };
   },
