@@ -65,6 +65,11 @@ def plain(*panels: Axes) -> None:
         axes.set_axisbelow(True)
 
 
+def words(text: str) -> str:
+    """A label with its indices set as such: N(μ_T, Σ_T)."""
+    return text.replace("μ_T", r"$\mu_T$").replace("Σ_T", r"$\Sigma_T$")
+
+
 def log_labels(*axes: Axis) -> None:
     """Plain numbers on logarithmic axes, about as many as there is room for."""
     from math import log10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from byov.exploration.drawing import ORDERED, canvas, log_labels, plain, styled
+from byov.exploration.drawing import ORDERED, canvas, log_labels, plain, styled, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def layers_figure(
             plain(axes)
             log_labels(axes.yaxis)
             if row is panels[0]:
-                axes.set_title(name)
+                axes.set_title(words(name))
             if row is panels[-1]:
                 axes.set_xlabel("epoch")
         row[0].set_ylabel(QUANTITIES[quantity])

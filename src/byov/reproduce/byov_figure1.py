@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from byov.exploration.alignment import alignment_figure, predictive_std
 from byov.exploration.items import both_scales, read_alignment
-from byov.reproduce.byov_runs import BASE, byov_run, opened, supervised
+from byov.reproduce.byov_runs import byov_run, opened, supervised_twin
 from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
 
 DRAWS: dict[Scale, int] = {"quick": 200, "full": 1000}
@@ -20,9 +20,7 @@ DRAWS: dict[Scale, int] = {"quick": 200, "full": 1000}
 @experiment("byov/figure1b", "Predictive standard deviation: supervised BBB against BYOV")
 def figure1b(context: Context) -> Outcome:
     """Correlations, a Gaussian fit and a kernel density of the two."""
-    beta = BASE[context.scale]
-    twin = supervised(context) if context.runs else supervised(context, "supervised_twin", f"posterior.beta_end={beta}")
-    pair = {"BYOV": byov_run(context), "supervised BBB": twin}
+    pair = {"BYOV": byov_run(context), "supervised BBB": supervised_twin(context)}
     runs = opened(context, pair, samples=DRAWS[context.scale], limit=None)
     first, second = runs
     if len(first.test) != len(second.test):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
+from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled, words
 from byov.reproduce.byov_runs import BASE, BETAS, PRIORS, byol_run, byov_run, handed_in, recipe_of
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 from byov.ssl.probe import Scores
@@ -61,10 +61,10 @@ def figure2(context: Context) -> Outcome:
         sign = 1 if more else -1
         best = max(everything, key=lambda scores: sign * scores[score][0])
         chosen = [(f"best, {name}", best, PAPER[score]), *([(f"N(0, I), {name}", own, None)] if own else [])]
-        for words, scores, paper in chosen:
+        for which, scores, paper in chosen:
             gain, error = gained(scores, byol, score, more)
             told = verdict(gain, error, paper)
-            comparisons.append(Comparison(f"{words}: better than BYOL by", gain, paper, error, told))
+            comparisons.append(Comparison(f"{which}: better than BYOL by", gain, paper, error, told))
     if own and drawn:
         gain, error = gained(drawn, own, "top1", True)
         told = verdict(gain, error, MC_GAIN)
@@ -141,7 +141,7 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
             betas = [float(beta) * 1.05 ** (i - 1) for beta in by_beta]  # side by side
             points = [[100 * x for x in scores[score]] for scores in by_beta.values()]
             style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
-            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], label=PRIORS[prior], **style)  # type: ignore[arg-type]
+            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], label=words(PRIORS[prior]), **style)  # type: ignore[arg-type]
         axes.set_xscale("log")
         axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
         plain(axes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain, styled
+from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain, styled, words
 from byov.reproduce.byov_figure2 import gained, measured, verdict
 from byov.reproduce.byov_runs import BASE, PRIORS, pretrained
 from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
@@ -93,7 +93,7 @@ def table_figure(data: dict[str, Any]) -> Figure:
         axes.plot(paper, places, MARKERS[3], markerfacecolor="none", **style)
         axes.set_xlabel(f"{'top-1' if score == 'top1' else 'top-5'} %")
         plain(axes)
-    panels[0].set_yticks(places, [row["label"] for row in rows])
+    panels[0].set_yticks(places, [words(row["label"]) for row in rows])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     made.legend(handles, labels, loc="outside lower center", ncols=3)
