@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import chain
 from time import perf_counter
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
-from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import Batch, device_of, first_of, ready, size_of, unwrap
-from byov.prediction.recycle import Recycle
-from byov.prediction.result import Moments, Prediction, Task
-from byov.prediction.reuse import Diverged, Recording, record, replay
+from byov.prediction.draws import Draws, Weights
+from byov.prediction.inputs import Batch, device_of, ready, unwrap
+from byov.prediction.result import Prediction, Task
+from byov.prediction.running import Running
+from byov.prediction.window import full, own
 
 Strategy = Literal["auto", "loop", "vmap"]
 
@@ -52,7 +51,8 @@ def predict(
     Args:
         model: a BayesianModule; a plain network counts as a posterior without spread, and takes one pass.
         x: one batch (a tensor, or a mapping of keyword arguments), or a loader of batches; of a (x, y) batch the first
-            is taken. Every batch of a loader sees the same draws, so the result does not depend on the batching.
+            is taken. Every batch of a loader sees the same draws, so the result does not depend on the batching; a draw
+            is made once for a window of batches (see `byov.prediction.window`), so its cost is shared by them.
         samples: how many draws, at most.
         strategy: "loop" runs one draw after the other, "vmap" batches them, "auto" times both on the first draws and
             goes on with the faster. They give the same numbers for the same generator, up to rounding.
@@ -64,20 +64,18 @@ def predict(
     """
     _check(samples, strategy, tolerance, task, precision, keep)
     model = unwrap(model)
-    call = _Predictor(model, samples, strategy, tolerance, task, precision, keep)
+    one = isinstance(x, Tensor | Mapping)
+    if not one and not isinstance(x, Iterable):
+        raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
+    if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
+        generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
+    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep))
     with _evaluating(model), torch.inference_mode(False), torch.no_grad():
-        if isinstance(x, Tensor | Mapping):
-            return call(x, generator)
-        if not isinstance(x, Iterable):
-            raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
-        # The same draws for every batch: its generator starts from the same state.
-        if generator is None:
-            generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-        start = generator.get_state()
-        parts = []
-        for batch in _track(x, progress):
-            generator.set_state(start)
-            parts.append(call(first_of(batch), generator))
+        if one:
+            ((prediction,),) = call.windows(iter([ready(x, model)]), lambda share: None)  # type: ignore[arg-type]
+            return prediction
+        with _progress(x, progress) as advance:
+            parts = [part for window in call.windows(own(x, model), advance) for part in window]
         if not parts:
             raise ValueError("The loader is empty: there is nothing to predict.")
         return Prediction.cat(parts)
@@ -101,183 +99,139 @@ def _check(
 
 
 class _Predictor:
-    """One batch at a time; remembers which strategy won."""
+    """One window of batches at a time; remembers which strategy won."""
 
     def __init__(
         self,
         model: nn.Module,
+        generator: Generator | None,
         samples: int,
         strategy: Strategy,
         tolerance: float | None,
-        task: Task,
-        precision: float | None,
-        keep: bool,
+        settings: tuple[Task, float | None, bool],
     ) -> None:
-        self.model, self.tolerance, self.task, self.precision, self.keep = model, tolerance, task, precision, keep
-        self.samples = samples if isinstance(model, BayesianModule) else 1
+        self.model, self.tolerance, self.settings = model, tolerance, settings
+        self.draws = Draws(model, generator) if isinstance(model, BayesianModule) else None
+        self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
 
-    def __call__(self, x: Batch, generator: Generator | None) -> Prediction:
-        x = ready(x, self.model)
-        size = size_of(x)
-        kept: list[Tensor] = []
-        moments, active = Moments(self.task), torch.arange(size)
-        done: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
-        run = _Runner(self.model, x, self.task)
-        while moments.count < self.samples:
-            ahead = self.samples - moments.count
-            if self.tolerance is not None:
-                ahead = min(ahead, max(FIRST_LOOK, moments.count // 2))  # look again at 32, 64, 96, 144, … draws
-            self._advance(run, moments, ahead, generator, kept)
-            if self.tolerance is None or moments.count >= self.samples:
-                continue
-            open_ = moments.standard_error() >= self.tolerance
-            if bool(open_.all()):
-                continue
-            closed = Moments(self.task)
-            closed.__dict__.update(moments.__dict__)
-            closed.take(~open_)
-            done.append((active[~open_.cpu()], closed.result(self.precision), closed.count))
-            active = active[open_.cpu()]
-            if len(active) == 0:
-                break
-            moments.take(open_)
-            x = x[open_] if isinstance(x, Tensor) else {k: v[open_] for k, v in x.items()}
-            run = _Runner(self.model, x, self.task)
-        if len(active):
-            done.append((active, moments.result(self.precision), moments.count))
-        return self._assemble(done, kept)
+    def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
+        """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
+        for first in batches:
+            if self.draws is not None:
+                self.draws.restart()
+            yield self._window(chain([first], batches), advance)
 
-    def _advance(
-        self, run: _Runner, moments: Moments, draws: int, generator: Generator | None, kept: list[Tensor]
-    ) -> None:
-        """Take in `draws` more draws."""
-        while draws > 0:
-            if self.strategy == "auto" and run.recording is not None:
-                chunk = min(run.chunk(), max(draws // 2, 1))
-                values, self.strategy = self._race(run, generator, chunk)
-            elif self.strategy == "vmap" and run.recording is not None:
-                values = self._batched(run, [self._noise(generator) for _ in range(min(run.chunk(), draws))])
-            else:
-                with run.noises:
-                    noise = self._noise(generator)
-                values = run.single(noise).unsqueeze(0)
-            moments.update(values)
-            if self.keep:
-                kept.append(values if self.task == "classification" else values.clone())
-            draws -= len(values)
+    def _window(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> list[Prediction]:
+        """As many batches as the window takes, every draw made once and seen by all of them."""
+        count, look = 1, self._next_look(0)
+        window = self._fill(batches, advance)
+        running = window
+        while True:
+            while count < look:
+                new = self._step(running, look - count)
+                count += new
+                advance(new * len(running) / self.samples)
+            if self.tolerance is None or count >= self.samples:
+                break
+            before, running = running, [batch for batch in running if batch.stop(self.tolerance)]
+            advance((len(before) - len(running)) * (1 - count / self.samples))
+            if not running:
+                break
+            look = self._next_look(count)
+        name = "loop" if self.strategy == "auto" else self.strategy
+        return [batch.result(name, each=self.tolerance is not None) for batch in window]
+
+    def _next_look(self, count: int) -> int:
+        """At how many draws to see which inputs may stop: 32, 64, 96, 144, …"""
+        return self.samples if self.tolerance is None else min(self.samples, count + max(FIRST_LOOK, count // 2))
+
+    def _fill(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> list[Running]:
+        """Read the window's batches, and take each through the first draw: what that leaves behind says how many."""
+        weights = None if self.draws is None else self.draws.next()
+        window: list[Running] = []
+        for x in batches:
+            batch = Running(self.model, x, *self.settings)
+            batch.take(batch.forward.one(weights))
+            window.append(batch)
+            advance(1 / self.samples)
+            if full(window):
+                break
+        return window
+
+    def _step(self, running: list[Running], most: int) -> int:
+        """Take all batches through some more draws; how many."""
+        draws: Draws = self.draws  # type: ignore[assignment]
+        unrecorded = any(batch.forward.recording is None for batch in running)
+        if self.strategy == "loop" or unrecorded:
+            weights = draws.next()
+            for batch in running:
+                batch.take(batch.forward.one(weights))
+            return 1
+        if self.strategy == "auto":
+            return self._race(running, draws, most)
+        weights = draws.stack(draws.noises(chunk := min(self._chunk(running), most)))
+        for batch in running:
+            batch.take(self._batched(batch, weights))
+        return chunk
 
     @staticmethod
-    def _batched(run: _Runner, noises: list[list[Noise]]) -> Tensor:
+    def _batched(batch: Running, weights: Weights) -> Tensor:
         try:
-            return run.batched(noises)
+            return batch.forward.several(weights)
         except _NO_BATCHING as error:
             what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(f"vmap cannot batch this network's draws, 'loop' and 'auto' can: {what}") from error
 
-    def _race(self, run: _Runner, generator: Generator | None, chunk: int) -> tuple[Tensor, Strategy]:
-        """Time one draw, then a chunk of batched ones; nothing is thrown away, since both give the same numbers."""
-        start = _now(run.device)
-        values = [run.single(self._noise(generator)).unsqueeze(0)]
-        single = _now(run.device) - start
+    def _race(self, running: list[Running], draws: Draws, most: int) -> int:
+        """Time one draw, then a chunk of batched ones, on the first batch; the others take the faster.
+
+        Nothing is thrown away, since both give the same numbers. Making weights counts by the batch's share of it.
+        """
+        first, *others = running
+        weights = draws.next()
+        single, values = self._timed(lambda: first.forward.one(weights), weights, len(running))
+        first.take(values)
+        for batch in others:
+            batch.take(batch.forward.one(weights))
+        chunk = min(self._chunk(running), most // 2)
         # Batching pays where a pass is too small to fill the machine; a long pass does, and the trial would cost much.
         if chunk < 2 or single > 0.25:
-            return values[0], "loop"
-        noises = [self._noise(generator) for _ in range(chunk)]
-        start = _now(run.device)
+            self.strategy = "loop"
+            return 1
+        noises = draws.noises(chunk)
+        stacked = draws.stack(noises)
+        self.strategy, waiting = "loop", running
         try:
-            values.append(run.batched(noises))
+            batched, values = self._timed(lambda: first.forward.several(stacked), stacked, len(running))
+            first.take(values)
+            waiting = others
+            if batched / chunk < single:
+                self.strategy = "vmap"
+                while waiting:
+                    waiting[0].take(waiting[0].forward.several(stacked))
+                    waiting = waiting[1:]
         except _NO_BATCHING:
-            values += [run.single(noise).unsqueeze(0) for noise in noises]
-            return torch.cat(values), "loop"
-        return torch.cat(values), "vmap" if (_now(run.device) - start) / chunk < single else "loop"
+            self.strategy = "loop"
+        for noise in noises if waiting else ():
+            weights = draws.of(noise)
+            for batch in waiting:
+                batch.take(batch.forward.one(weights))
+        return 1 + chunk
 
-    def _noise(self, generator: Generator | None) -> list[Noise]:
-        return self.model.noise(generator) if isinstance(self.model, BayesianModule) else []
+    def _timed(self, work: Callable[[], Tensor], weights: Weights, sharing: int) -> tuple[float, Tensor]:
+        device = device_of(self.model)
+        start = _now(device)
+        weights()
+        made = _now(device)
+        values = work()
+        return (made - start) / sharing + _now(device) - made, values
 
-    def _assemble(self, done: list[tuple[Tensor, dict[str, Tensor | None], int]], kept: list[Tensor]) -> Prediction:
-        order = torch.cat([index for index, _, _ in done]).argsort()
-        fields: dict[str, Tensor | None] = {}
-        for name in done[0][1]:
-            parts = [result[name] for _, result, _ in done]
-            fields[name] = None if parts[0] is None else torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
-        mean = fields["mean"]
-        if not torch.isfinite(mean).all():  # type: ignore[arg-type]
-            bad = int((~torch.isfinite(mean)).reshape(len(order), -1).any(1).sum())  # type: ignore[arg-type]
-            raise ValueError(f"The network's outputs are not finite for {bad} of {len(order)} inputs.")
-        used: int | Tensor = done[0][2]
-        if self.tolerance is not None:
-            used = torch.cat([torch.full((len(index),), count) for index, _, count in done])[order]
-        name = "loop" if self.strategy == "auto" else self.strategy
-        return Prediction(**fields, samples=used, strategy=name, draws=torch.cat(kept) if kept else None)  # type: ignore[arg-type]
-
-
-class _Runner:
-    """Draws on one fixed batch; the first is recorded, so that the others need not repeat what they share with it."""
-
-    def __init__(self, model: nn.Module, x: Batch, task: Task) -> None:
-        self.model, self.x, self.task = model, x, task
-        self.recording: Recording | None = None
-        self.device = device_of(model)
-        self.noises, self.weights = Recycle(), Recycle()
-
-    def single(self, noise: list[Noise]) -> Tensor:
-        """One draw's predicted values (N, …)."""
-        if not isinstance(self.model, BayesianModule):
-            return self._values(self._call(self.model))
-        if self.recording is None:
-            inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
-            random = [tensor for part in noise for tensor in part.values()]
-            out, self.recording = record(lambda: self._draw(noise), self.model, inputs, random)
-            return self._values(out)
-        return self._values(self._again(lambda: self._draw(noise), recycle=True))
-
-    def batched(self, noises: list[list[Noise]]) -> Tensor:
-        """The predicted values of several draws at once (K, N, …)."""
-        stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
-
-        def one(noise: list[Noise]) -> Tensor:
-            return self._values(self._again(lambda: self._draw(noise)))
-
-        with warnings.catch_warnings():
-            # An operation without a batching rule runs draw by draw: right, and not the user's to repair.
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            return torch.vmap(one)(stacked)
-
-    def chunk(self) -> int:
+    def _chunk(self, running: list[Running]) -> int:
         """How many draws to batch: enough to fill the machine, few enough for memory, whatever `samples` is."""
         weights = sum(factor.layout.numel for factor in self.model.factors)  # type: ignore[union-attr]
-        largest = max(weights, self.recording.largest if self.recording is not None else 0, 1)
-        return max(1, min(128, CHUNK_ELEMENTS.get(self.device.type, 1 << 25) // largest))
-
-    def _again(self, forward: Callable[[], Any], recycle: bool = False) -> Any:
-        if self.recording is not None and self.recording.useful:
-            try:
-                with self.weights if recycle else nullcontext():
-                    return replay(forward, self.recording)
-            except Diverged:
-                self.recording.sound = False
-        return forward()
-
-    def _draw(self, noise: list[Noise]) -> Any:
-        tensors = self.model.tensors(noise)  # type: ignore[operator]
-        net: nn.Module = self.model.net  # type: ignore[assignment]
-        # `tensors` has every tied weight under each of its names; looking for ties again takes a millisecond a draw.
-        return self._call(lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False))
-
-    def _call(self, network: Callable[..., Any]) -> Any:
-        return network(self.x) if isinstance(self.x, Tensor) else network(**self.x)
-
-    def _values(self, out: Any) -> Tensor:
-        if not isinstance(out, Tensor):
-            raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
-        out = out if out.dtype.itemsize >= 4 else out.float()
-        if self.task == "classification" and out.ndim < 2:
-            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
-        if out.shape[:1] != (size_of(self.x),):
-            raise ValueError(f"The network returns a tensor of shape {tuple(out.shape)} for {size_of(self.x)} inputs.")
-        # A copy: the next draw may take the memory of this one.
-        return out.softmax(1) if self.task == "classification" else out.clone()
+        largest = max(weights, 1, *(batch.forward.recording.largest for batch in running if batch.forward.recording))
+        return max(1, min(128, CHUNK_ELEMENTS.get(device_of(self.model).type, 1 << 25) // largest))
 
 
 def _now(device: torch.device) -> float:
@@ -298,13 +252,21 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _track(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
-    """The batches, with a progress bar where there is somebody to see it."""
+@contextmanager
+def _progress(batches: Iterable[Any], progress: bool | None) -> Iterator[Callable[[float], None]]:
+    """A progress bar over batches where there is somebody to see it; it is told of every part of a batch's work."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if progress is False or (progress is None and not console.is_terminal):
-        return batches
-    total = len(batches) if isinstance(batches, Sized) else None
-    return track(batches, description="predicting", total=total, console=console, transient=True)
+        yield lambda share: None
+        return
+    try:
+        total = len(batches) if isinstance(batches, Sized) else None
+    except TypeError:  # a DataLoader of a stream has a `__len__` that says there is none
+        total = None
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(show_speed=True))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("predicting", total=total)
+        yield lambda share: bar.advance(task, share)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,8 @@ class Recording:
     """Elements of the largest result that depends on the draw: what a batch of draws multiplies."""
     saved: float = 0.0
     """The share of all results' elements that need not be computed again."""
+    kept: int = 0
+    """Bytes that are held for later passes, beside what the model and the input hold anyway."""
 
     @property
     def useful(self) -> bool:
@@ -139,6 +142,10 @@ class _Record(TorchFunctionMode):
         for call in recording.calls:
             call.arguments, call.outcome = pytree.tree_map(_value, (call.arguments, call.outcome))
         recording.saved = self.fixed / max(self.total, 1)
+        if recording.sound:
+            held = dict(_storage(result.kept) for result in self.made.values() if result.kept is not None)
+            anyway = {_storage(tensor)[0] for tensor in self.given.values()}
+            recording.kept = sum(size for storage, size in held.items() if storage not in anyway)
         return recording
 
     def _name(self, leaf: Any) -> Any:
@@ -156,6 +163,15 @@ class _Record(TorchFunctionMode):
             self.recording.sound = False
             return 0
         return tensor._version
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """Which memory a tensor keeps alive, and how many bytes: of a view that is all of what it is a view of."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has several, none of them larger than this
+        return id(tensor), tensor.numel() * tensor.element_size()
 
 
 def _value(leaf: Any) -> Any:
@@ -212,8 +228,9 @@ def record(
     recording = mode.finish(out)
     recording.sound &= state == _random_state()
     recording.sound &= not any(module._forward_hooks for module in model.modules())
-    if not recording.sound:
+    if not recording.useful:  # no later pass will ask
         recording.calls.clear()
+        recording.kept = 0
     return out, recording
 
 
@@ -221,6 +238,17 @@ def replay(forward: Callable[[], Any], recording: Recording) -> Any:
     """Run `forward` again, computing only what depends on the draw."""
     with _Replay(recording):
         return forward()
+
+
+def again(forward: Callable[[], Any], recording: Recording, memory: AbstractContextManager[Any] | None = None) -> Any:
+    """Run `forward` again: by `replay` (inside `memory`) where the recording saves something, else as it is."""
+    if recording.useful:
+        try:
+            with nullcontext() if memory is None else memory:
+                return replay(forward, recording)
+        except Diverged:
+            recording.sound = False
+    return forward()
 
 
 def _held(model: nn.Module) -> Iterator[Tensor]:

@@ -1,0 +1,66 @@
+"""The network on one batch, under weights that are handed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from byov.prediction.draws import Weights, batching
+from byov.prediction.inputs import Batch, size_of
+from byov.prediction.result import Task
+from byov.prediction.reuse import Recording, again, record
+
+
+class Forward:
+    """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it."""
+
+    def __init__(self, model: nn.Module, x: Batch, task: Task) -> None:
+        self.model, self.x, self.task = model, x, task
+        self.recording: Recording | None = None
+
+    def one(self, weights: Weights | None) -> Tensor:
+        """What one draw predicts (1, N, …); of a plain network, what it predicts."""
+        if weights is None:
+            return self._values(self._call(self.model)).unsqueeze(0)
+        tensors = weights()
+        if self.recording is None:
+            inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
+            out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
+        else:
+            out = again(lambda: self._under(tensors), self.recording)
+        return self._values(out).unsqueeze(0)
+
+    def several(self, weights: Weights) -> Tensor:
+        """What several stacked draws predict (K, N, …)."""
+        recording = self.recording
+
+        def one(tensors: dict[str, Tensor]) -> Tensor:
+            forward = lambda: self._under(tensors)  # noqa: E731
+            return self._values(forward() if recording is None else again(forward, recording))
+
+        tensors = weights()
+        with batching():
+            return torch.vmap(one)(tensors)
+
+    def _under(self, tensors: dict[str, Tensor]) -> Any:
+        net: nn.Module = self.model.net  # type: ignore[assignment]
+        # `tensors` has every tied weight under each of its names; looking for ties again takes a millisecond a draw.
+        return self._call(lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False))
+
+    def _call(self, network: Callable[..., Any]) -> Any:
+        return network(self.x) if isinstance(self.x, Tensor) else network(**self.x)
+
+    def _values(self, out: Any) -> Tensor:
+        if not isinstance(out, Tensor):
+            raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
+        out = out if out.dtype.itemsize >= 4 else out.float()
+        if self.task == "classification" and out.ndim < 2:
+            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
+        if out.shape[:1] != (size_of(self.x),):
+            raise ValueError(f"The network returns a tensor of shape {tuple(out.shape)} for {size_of(self.x)} inputs.")
+        # A copy: a network may return its weights, whose memory the next draw takes.
+        return out.softmax(1) if self.task == "classification" else out.clone()

@@ -1,0 +1,79 @@
+"""A batch on its way through the draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from byov.prediction.forward import Forward
+from byov.prediction.inputs import Batch, size_of
+from byov.prediction.result import Moments, Prediction, Task
+
+
+class Running:
+    """The moments of the draws that a batch has seen, and which of its inputs have stopped."""
+
+    def __init__(self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool) -> None:
+        self.forward = Forward(model, x, task)
+        self.size, self.precision, self.keep = size_of(x), precision, keep
+        self.moments, self.open = Moments(task), torch.arange(self.size)
+        self._kept: list[Tensor] = []
+        self._done: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
+
+    @property
+    def repeats(self) -> bool:
+        """Whether its passes are known to touch nothing but its own inputs and the weights handed to it."""
+        return self.forward.recording is not None and self.forward.recording.sound
+
+    @property
+    def held(self) -> int:
+        """Bytes that it keeps until its last draw."""
+        x, recording = self.forward.x, self.forward.recording
+        tensors = [*(x.values() if isinstance(x, Mapping) else [x]), self.moments.mean, self.moments.square]
+        return sum(t.numel() * t.element_size() for t in tensors) + (0 if recording is None else recording.kept)
+
+    def take(self, values: Tensor) -> None:
+        """Take in what some draws predict (K, N, …)."""
+        self.moments.update(values)
+        if self.keep:
+            self._kept.append(values)
+
+    def stop(self, tolerance: float) -> bool:
+        """Stop the inputs whose standard error is below the tolerance; whether there are others."""
+        goes_on = self.moments.standard_error() >= tolerance
+        if bool(goes_on.all()):
+            return True
+        task, x = self.forward.task, self.forward.x
+        stopped = Moments(task)
+        stopped.__dict__.update(self.moments.__dict__)
+        stopped.take(~goes_on)
+        self._done.append((self.open[~goes_on.cpu()], stopped.result(self.precision), stopped.count))
+        self.open = self.open[goes_on.cpu()]
+        if len(self.open) == 0:
+            return False
+        self.moments.take(goes_on)
+        x = x[goes_on] if isinstance(x, Tensor) else {name: tensor[goes_on] for name, tensor in x.items()}
+        self.forward = Forward(self.forward.model, x, task)
+        return True
+
+    def result(self, strategy: str, each: bool) -> Prediction:
+        """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
+        done = [*self._done]
+        if len(self.open):
+            done.append((self.open, self.moments.result(self.precision), self.moments.count))
+        order = torch.cat([index for index, _, _ in done]).argsort()
+        fields: dict[str, Tensor | None] = {}
+        for name in done[0][1]:
+            parts = [result[name] for _, result, _ in done]
+            fields[name] = None if parts[0] is None else torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
+        mean = fields["mean"]
+        if not torch.isfinite(mean).all():  # type: ignore[arg-type]
+            bad = int((~torch.isfinite(mean)).reshape(len(order), -1).any(1).sum())  # type: ignore[arg-type]
+            raise ValueError(f"The network's outputs are not finite for {bad} of {len(order)} inputs.")
+        used: int | Tensor = done[0][2]
+        if each:
+            used = torch.cat([torch.full((len(index),), count) for index, _, count in done])[order]
+        draws = torch.cat(self._kept) if self._kept else None
+        return Prediction(**fields, samples=used, strategy=strategy, draws=draws)  # type: ignore[arg-type]
