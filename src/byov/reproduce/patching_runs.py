@@ -40,7 +40,7 @@ def _posterior(**settings: object) -> tuple[str, ...]:
     return tuple(f"posterior.{key}={value}".replace("True", "true") for key, value in settings.items())
 
 
-_PATCHES = {"k": K, "start": "reset", "gain": K}
+_PATCHES = {"k": K, "start": "reset", "spread": 0.5, "gain": K}
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _posterior(family="none")),
     "ecmp": Method("ECMP (BN+out)", _posterior(family="ecmp", on="norm+output", **_PATCHES)),

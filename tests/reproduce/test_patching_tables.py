@@ -1,0 +1,207 @@
+"""The patching paper's tables: counts, figure 3, and tiny runs of every method from training to the last table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Generator, nn
+
+import byov
+from byov.reproduce import patching_reading, patching_runs
+from byov.reproduce.experiment import Context, Outcome, discover, plain
+from byov.reproduce.patching_calibration import curve
+from byov.reproduce.patching_corruption import corruption_errors
+from byov.reproduce.patching_figure3 import X, functions, steps
+from byov.reproduce.patching_runs import METHODS, recipe, trained
+from byov.train.config import load_config, to_dict
+from byov.train.supervised import Supervised
+
+ROOT = Path(__file__).parents[2]
+NAMES = [f"patching/table{n}" for n in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11)] + [f"patching/figure{n}" for n in range(3, 8)]
+
+
+def network(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Every method on a network of a thousand weights, for one epoch."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = (*patching_runs.COMMON["quick"], f"model.name=python:{Path(__file__).stem}:network")
+        patch.setitem(patching_runs.COMMON, "quick", small)
+        patch.setitem(patching_runs.EPOCHS, "quick", 1)
+        how = {"draws": 200, "corruption_draws": 2, "corruption_images": 60, "stacked": 5}
+        patch.setitem(patching_reading.PROTOCOL, "quick", how)
+        patching_reading._corrupted.cache_clear()
+        yield Context(tmp_path_factory.mktemp("patching") / "patching" / "table4")
+    patching_reading._corrupted.cache_clear()
+
+
+def run(context: Context, name: str) -> Outcome:
+    return discover()[name].run(replace(context, out=context.out.parent / name.partition("/")[2]))
+
+
+def test_all_of_them_are_on_the_list() -> None:
+    assert set(NAMES) <= set(discover())
+
+
+# Counts
+
+
+@pytest.mark.parametrize("name", ["patching/table1", "patching/table3"])
+def test_the_counts_are_the_paper_s(name: str) -> None:
+    outcome = run(Context(Path("nowhere/table")), name)
+    assert {row.verdict for row in outcome.comparisons} == {"equal"}
+    assert len(outcome.comparisons) == (6 if name.endswith("1") else 15)
+    json.dumps(plain(outcome.data))
+
+
+def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
+    """A unit is a step in the window where |b| < 10·|w|; under dropout only if neither of its weights is dropped."""
+    generator = Generator().manual_seed(0)
+    b, w = 20 * torch.randn(200_000, generator=generator), 5 * torch.randn(200_000, generator=generator)
+    inside = 100 * float((b.abs() < 10 * w.abs()).float().mean())
+    for kind, share in (("dropout", 0.25), ("emp", 1.0)):
+        found = steps(functions(kind, 100, 1)).float()
+        # A hundredth apart on the grid, two steps can fall together: a few in a hundred.
+        assert float(found.mean()) == pytest.approx(share * inside, rel=0.08)
+    assert functions("emp", 2, 0).shape == (2, len(X))
+    outcome = run(Context(Path("nowhere/figure3")), "patching/figure3")
+    assert isinstance(outcome.figure, Figure)
+    assert outcome.comparisons[-1].verdict == "EMP expresses finer details"
+
+
+# Recipes
+
+
+def test_the_full_recipe_is_the_one_in_the_repository() -> None:
+    found = load_config(Supervised, ROOT / "recipes" / "cifar100_resnet18.toml")
+    assert to_dict(recipe("ecmp", "full", 0)) == to_dict(found)
+
+
+def test_methods_differ_in_their_posterior_and_an_ensemble_in_its_epochs() -> None:
+    vanilla = to_dict(recipe("vanilla", "full", 0))
+    for method in METHODS:
+        own = to_dict(recipe(method, "full", 0))
+        changed = {key for key in own if own[key] != vanilla[key]}
+        assert changed <= ({"posterior", "train"} if method == "ensemble" else {"posterior"})
+    assert recipe("ensemble", "full", 0).train.epochs == 5 * recipe("emp", "full", 0).train.epochs
+    assert recipe("dropout", "full", 0).posterior.p == 0.005
+    with pytest.raises(ValueError, match="A method is one of vanilla"):
+        recipe("dropuot", "full", 0)
+
+
+# Reading
+
+
+def test_running_means_are_those_of_the_same_draws_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = byov.bayesianize(network(10), {byov.norm_layers: byov.ECMP(3, spread=0.5)})
+    x = torch.randn(30, 64)
+    means = patching_reading.running_means(model, x, 12, (1, 5, 12), seed=3, batch=7)
+    assert sorted(means) == [1, 5, 12]
+    generator, draws = Generator().manual_seed(patching_reading.stream(3, 0x9A7C)), []
+    for _ in range(12):
+        with torch.no_grad(), model.eval().draw(generator=generator):
+            draws.append(model(x).softmax(1))
+    for s, mean in means.items():
+        torch.testing.assert_close(mean, torch.stack(draws[:s]).mean(0))
+    plain_net = network(10).eval()
+    (only,) = patching_reading.running_means(plain_net, x, 200, (1, 20)).values()
+    with torch.no_grad():
+        torch.testing.assert_close(only, plain_net(x).softmax(1))
+
+
+def test_the_mean_of_many_draws_is_that_of_predict() -> None:
+    torch.manual_seed(0)
+    model = byov.bayesianize(network(10), byov.Gaussian(-4.0))
+    x = torch.randn(20, 64)
+    mean = patching_reading.running_means(model, x, 400, ())[400]
+    other = byov.predict(model, x, samples=400, generator=Generator().manual_seed(9))
+    assert ((mean - other.mean).abs() < 6 * (other.std / 400**0.5) + 1e-4).all()
+
+
+# From training to the tables
+
+
+@pytest.fixture(scope="module")
+def outcomes(context: Context) -> dict[str, Outcome]:
+    return {name: run(context, name) for name in NAMES[2:]}
+
+
+def test_every_table_has_its_rows(outcomes: dict[str, Outcome]) -> None:
+    for name, outcome in outcomes.items():
+        json.dumps(plain(outcome.data), allow_nan=False)
+        assert len(outcome.comparisons) >= 3, name
+        assert all(row.ours == row.ours for row in outcome.comparisons), name
+        assert (outcome.figure is not None) == (name.startswith("patching/figure") or name[-2:] in ("e9", "10", "11"))
+    rows = {row.quantity: row for row in outcomes["patching/table4"].comparisons}
+    for method in METHODS.values():
+        assert f"{method.label}: ECE %" in rows
+    assert {"explicit ensemble, stacked: ECE %", "EMP (BN+out), stacked: ECE %"} <= set(rows)
+    assert rows["ECMP (BN+out): ECE %"].paper == 1.65
+    assert rows["explicit ensemble: overhead %"].ours == pytest.approx(400)
+    assert rows["dropout: overhead %"].ours == 0
+    weights, patched = 64 * 12 + 12 + 24 + 130, 24 + 130
+    assert rows["ECMP (BN+out): overhead %"].ours == pytest.approx(100 * 4 * patched / weights)
+
+
+def test_a_vanilla_network_is_its_own_measure(outcomes: dict[str, Outcome], context: Context) -> None:
+    rows = {row.quantity: row.ours for row in outcomes["patching/table7"].comparisons}
+    assert rows["vanilla: mCE %"] == pytest.approx(100)
+    found = patching_runs.readings(context, ["vanilla", "emp"])
+    (errors,) = corruption_errors(found, "emp")
+    ours, theirs = found["emp"][0]["errors"], found["vanilla"][0]["errors"]
+    assert errors["CE"]["fog"] == pytest.approx(100 * sum(ours["fog"]) / sum(theirs["fog"]))
+    assert errors["mCE"] == pytest.approx(sum(errors["CE"].values()) / 15)
+
+
+def test_nothing_is_trained_or_read_twice(outcomes: dict[str, Outcome], context: Context) -> None:
+    runs = context.out.parent / "runs" / "quick"
+    assert {path.name for path in runs.iterdir() if path.is_dir()} == {f"{m}_seed0" for m in METHODS} | {"parts"}
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
+    run(context, "patching/table4")
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_goes_on_where_its_time_limit_stopped_it(context: Context) -> None:
+    other = replace(context, seed=7)
+    assert trained(other, "vanilla", 7, minutes=1e-9) is None
+    folder = trained(other, "vanilla", 7)
+    assert folder is not None
+    assert folder.name == "vanilla_seed7"
+    assert trained(other, "vanilla", 7, minutes=1e-9) == folder  # finished: nothing to limit
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(
+    outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(patching_runs.EPOCHS, "quick", 2)
+    with pytest.raises(ValueError, match=r"was trained with train\.epochs = 1, not 2"):
+        trained(context, "emp", 0)
+
+
+def test_runs_of_the_user_s_own_are_read_in_their_place(outcomes: dict[str, Outcome], context: Context) -> None:
+    runs = context.out.parent / "runs" / "quick"
+    given = replace(context, runs=(runs / "emp_seed0", runs / "vanilla_seed0"))
+    found = patching_runs.readings(given)
+    assert list(found) == ["vanilla", "emp"]
+    with pytest.raises(ValueError, match="no vanilla network"):
+        patching_runs.readings(replace(context, runs=(runs / "emp_seed0",)))
+
+
+def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
+    def seed(count: list[float], confidence: list[float | None], accuracy: list[float | None]) -> dict[str, Any]:
+        return {"diagram": {"count": count, "confidence": confidence, "accuracy": accuracy}}
+
+    seeds = [seed([6, 30, 0], [0.2, 0.6, None], [0.5, 0.5, None]), seed([5, 10, 3], [0.1, 0.7, 0.9], [0, 0.9, 1])]
+    confidence, accuracy = curve(seeds)
+    assert confidence == pytest.approx([(30 * 0.6 + 10 * 0.7) / 40])
+    assert accuracy == pytest.approx([(30 * 0.5 + 10 * 0.9) / 40])
