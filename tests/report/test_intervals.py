@@ -69,6 +69,13 @@ def test_the_resampled_ece_of_the_data_themselves_is_the_ece() -> None:
     assert found == pytest.approx(wanted, abs=1e-12)
 
 
+def test_a_confidence_on_an_edge_is_in_the_bin_below() -> None:
+    row = {"confidence": [0.4, 0.41, 0.6, 0.61, 0.8, 0.81], "correct": [1, 0, 1, 0, 1, 0]}
+    wanted = calibration_error(*as_probabilities(row), bins=5).item()
+    assert resampled_ece(Hits.of([row]), np.ones((1, 6)), 5)[0] == pytest.approx(wanted, abs=1e-12)
+    assert wanted > 0.3  # a bin that took both of a pair would take hit and miss together
+
+
 def test_a_resample_is_what_drawing_the_images_again_gives() -> None:
     row, rng = predictions(200, 3, 0.7), np.random.default_rng(1)
     picked = rng.integers(200, size=200)

@@ -20,6 +20,7 @@ from byov.evaluation.scores import conventions
 from byov.evaluation.subjects import Pretrained, Reading, Subject, digest, subject
 from byov.posterior.module import BayesianModule
 from byov.prediction import Prediction
+from byov.ssl.probe import ProbeSettings
 
 FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 """The shifts of a report, unless others are asked for: those of the demo."""
@@ -201,5 +202,6 @@ def rows(run: Opened, shifts: dict[str, Shift], known: list[Row], done: Callable
 
 
 def settings(asked: Asked, checkpoint: str) -> dict[str, Any]:
-    """What every kept part depends on."""
-    return {"checkpoint": checkpoint, **asdict(asked), "severities": list(asked.severities)}
+    """What every kept part depends on: the weights, how they are asked, and how a probe is fitted."""
+    code = {"byov": byov.__version__, "probe": asdict(ProbeSettings())}
+    return {"checkpoint": checkpoint, **asdict(asked), **code}
