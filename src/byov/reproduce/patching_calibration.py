@@ -50,7 +50,7 @@ def draw(found: Readings, methods: tuple[str, ...]) -> Figure:
     axes.set_aspect("equal")
     axes.set_xlabel("confidence")
     axes.set_ylabel("accuracy")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 
