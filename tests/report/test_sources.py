@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from byov.cli import main
 from byov.report.page import report
@@ -62,6 +63,9 @@ def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: 
     (tmp_path / "outcome.json").write_text(json.dumps(outcome))
     curve = {"model": runs["byov"].name, "by": "snr", "sparsity": [0, 0.5], "top1": [0.9, 0.8], "ece": [0.1, 0.2]}
     (tmp_path / "sweep.json").write_text(json.dumps({"kind": "byov prune sweep", "protocol": {}, "curves": [curve]}))
+    explored = {"what": "alignment", "protocol": {}, "result": {"spearman": 0.375, "std": [[1, 2]], "deep": {"n": 3}}}
+    (tmp_path / "alignment.json").write_text(json.dumps(explored))
+    Image.new("RGB", (2000, 10), "white").save(tmp_path / "alignment.png")
     sources = gather([runs["byov"], *sorted(tmp_path.glob("*.json"))])
     assert len(sources.runs) == 1
     assert sources.runs[0].evaluation is not None
@@ -75,6 +79,9 @@ def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: 
     assert "of other weights" in page.text("answer")
     assert "A <figure>" in page.text("reproduced")
     assert "0.1250" in page.text("numbers")
+    assert "spearman 0.375" in page.text("explored")
+    assert "deep.n 3" in page.text("explored")
+    assert [each for each in page.with_attribute("src") if str(each["src"]).startswith("data:image/webp")]
 
 
 def test_bad_input_is_one_sentence(call: Any, runs: dict[str, Path], tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_bad_input_is_one_sentence(call: Any, runs: dict[str, Path], tmp_path: P
         ([tmp_path / "nowhere"], "is no run: there is nothing there."),
         ([tmp_path / "nowhere.json"], "There is no file of results at"),
         ([tmp_path / "no.json"], "no.json is not a JSON file."),
-        ([tmp_path / "other.json"], "is not a file that byov evaluate, probe, prune or reproduce writes"),
+        ([tmp_path / "other.json"], "is not a file that byov evaluate, probe, prune, explore or reproduce writes"),
         ([run, "--shift", "all"], "A shift is few, none, augmentations, corruptions, not 'all'."),
         ([run, "--severities", "9"], "Severities run from 1 to 5"),
         ([run, "--samples", "0"], "A report needs at least one draw"),

@@ -11,7 +11,9 @@ import typer
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders of byov pretrain or train; files of byov evaluate, probe and reproduce."),
+        typer.Argument(
+            help="Run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     samples: Annotated[int, typer.Option(help="Posterior draws to read under.")] = 30,

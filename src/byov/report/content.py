@@ -47,6 +47,7 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "gallery": _each(groups, "gallery"),
         "training": training(groups),
         "reproduced": sources.outcomes,
+        "explored": explored(sources.explored),
         "config": config(groups),
         "protocol": protocols(groups),
     }
@@ -212,6 +213,18 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
             curves = {name: each for name, each in curves.items() if len(each) > 1 and any(y for _, y in each)}
             if curves:
                 found.append({"group": i, "run": run.name, "seed": run.seed, "curves": curves})
+    return found
+
+
+def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each file of `byov explore` its figure and its single numbers; of the convergence also its curves."""
+    found = []
+    for file in files:
+        result = file["result"] if isinstance(file["result"], dict) else {}
+        single = {key: value for key, value in flat(result).items() if isinstance(value, int | float | str)}
+        curves = result if file["what"] == "convergence" else {}
+        told = {"what": file["what"], "file": file["file"], "figure": file["figure"]}
+        found.append({**told, "numbers": single, "curves": curves})
     return found
 
 

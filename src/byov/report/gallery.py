@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,7 +56,19 @@ def data_uri(image: Tensor) -> str:
     large = max(picture.size) > SIDE
     if large:
         picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    kind, options = ("webp", {"quality": 80}) if large else ("png", {"optimize": True})
+    return _inline(picture, "webp", quality=80) if large else _inline(picture, "png", optimize=True)
+
+
+def figure_uri(path: Path, width: int = 1600) -> str | None:
+    """The picture that a command has drawn beside its numbers, small enough for a page; None where there is none."""
+    if not path.is_file():
+        return None
+    with Image.open(path) as picture:
+        picture.thumbnail((width, width), Image.Resampling.LANCZOS)
+        return _inline(picture.convert("RGB"), "webp", quality=82)
+
+
+def _inline(picture: Image.Image, kind: str, **options: Any) -> str:
     content = BytesIO()
     picture.save(content, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""What a report is made of: run folders, and the files of `byov evaluate`, `probe`, `prune` and `reproduce`."""
+"""What a report is made of: run folders, and the files of `byov evaluate`, `probe`, `prune` …."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from byov.evaluation import results
 from byov.pruning.curves import KIND as SWEEP
+from byov.report.gallery import figure_uri
 from byov.train import checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -62,11 +63,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Sources:
-    """Runs in the order they were named, outcomes of `byov reproduce`, and sweeps of `byov prune`."""
+    """Runs in the order they were named, and what other commands found: `reproduce`, `explore` and `prune`."""
 
     runs: list[Run]
     outcomes: list[dict[str, Any]]
     sweeps: list[dict[str, Any]]
+    explored: list[dict[str, Any]]
 
 
 def gather(paths: Sequence[Path]) -> Sources:
@@ -74,7 +76,7 @@ def gather(paths: Sequence[Path]) -> Sources:
     if not paths:
         raise ValueError("A report needs at least one run's folder or file of results.")
     runs = [_open_run(path) for path in dict.fromkeys(paths) if not _is_json(path)]
-    sources = Sources(runs, [], [])
+    sources = Sources(runs, [], [], [])
     for path in dict.fromkeys(path for path in paths if _is_json(path)):
         _take_file(path, sources)
     return sources
@@ -153,11 +155,14 @@ def _take_file(path: Path, sources: Sources) -> None:
     elif isinstance(content, dict) and isinstance(content.get("scores"), dict) and "protocol" in content:
         _of(content["protocol"].get("run", path.stem), path, runs, "probe").probe = content
     elif isinstance(content, dict) and isinstance(content.get("comparisons"), list):
-        sources.outcomes.append({"file": str(path), **content})
+        shown = {key: value for key, value in content.items() if key != "data"}
+        sources.outcomes.append({"file": str(path), "figure": figure_uri(path.with_name("figure.png")), **shown})
+    elif isinstance(content, dict) and {"what", "protocol", "result"} <= set(content):
+        sources.explored.append({"file": str(path), "figure": figure_uri(path.with_suffix(".png")), **content})
     elif isinstance(content, dict) and content.get("kind") == SWEEP and isinstance(content.get("curves"), list):
         sources.sweeps.append({"file": str(path), **content})
     else:
-        known = "byov evaluate, probe, prune or reproduce"
+        known = "byov evaluate, probe, prune, explore or reproduce"
         raise ValueError(f"{path} is not a file that {known} writes, so the report cannot show it.")
 
 

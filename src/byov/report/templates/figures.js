@@ -99,6 +99,18 @@ const FIGURES = {
       x: { label: "epoch" }, y: { label: what === "sigma" ? "mean σ" : "mean |μ|/σ", log: true }, series: lines,
     };
   },
+  explored(host) {
+    const what = host.dataset.what, shifts = DATA.explored[Number(host.dataset.file)].curves[host.dataset.run];
+    const words = what === "mean" ? "predictive mean" : "predictive std";
+    const lines = Object.entries(shifts).map(([shift, found], i) => ({
+      label: shift.replaceAll("_", " "), colour: i, dashed: i > 5, band: true,
+      points: found.draws.map((k, j) => {
+        const value = found[what][j], reach = found[`${what}_spread`][j];
+        return { x: k, y: value, low: value - reach, high: value + reach, r: 0, tip: [`${k} draws: ${words} ${number(value)}`, `± ${number(reach)} over bootstraps`] };
+      }),
+    }));
+    return { title: `${host.dataset.run}: ${words} of the chosen class`, describe: "Against the number of draws, a line per shift.", x: { label: "draws K" }, y: { label: words }, series: lines };
+  },
   training(host) {
     const curve = host.dataset.curve;
     const words = { loss: "Loss", ssl: "BYOL loss (0 to 8)", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };

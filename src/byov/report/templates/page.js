@@ -75,7 +75,7 @@ function picture(button) {
   const dialog = document.getElementById("zoom");
   const figure = make("figure", { class: "picture" });
   const image = button.querySelector("img").cloneNode();
-  image.removeAttribute("loading");
+  image.classList.toggle("wide", button.classList.contains("drawn"));
   figure.append(image);
   const caption = make("figcaption", {}, figure);
   button.dataset.about.split("\n").forEach((line, i) => make(i ? "span" : "strong", {}, caption, line));
