@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -266,6 +267,21 @@ def test_more_bad_input() -> None:
         fitted.predict(X0, 1)
     with pytest.raises(ValueError, match="at least one draw"):
         fitted.predict(X0, samples=0)
+
+
+def test_threads_are_left_as_they_were() -> None:
+    X, y = table()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fit(X, y, FAMILIES, settings=replace(SHORT, epochs=1))
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+            assert pool.submit(lambda: (torch.tensor(1e-40) * 1.0).item()).result() > 0  # denormals are kept elsewhere
+        assert (torch.tensor(1e-40) * 1.0).item() > 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_divergence_is_said() -> None:

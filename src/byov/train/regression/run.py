@@ -26,8 +26,12 @@ def _loop(groups: Sequence[Group], chunk: Chunk) -> None:
     To share it between cores gains a third where they are idle; where one has to wait for its core, the step takes
     five to ten times as long.
     """
-    with ThreadPoolExecutor(len(groups), initializer=_small_kernels) as pool:
-        list(pool.map(partial(_steps, y=chunk[0]), groups, chunk[1]))
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(len(groups), initializer=_small_kernels) as pool:
+            list(pool.map(partial(_steps, y=chunk[0]), groups, chunk[1]))
+    finally:
+        torch.set_num_threads(threads)  # new threads of this process take the last number that any thread has set
 
 
 def _small_kernels() -> None:
