@@ -63,6 +63,13 @@ def test_what_was_measured_otherwise_is_not_compared() -> None:
 
 
 def test_few_mistakes_are_a_warning() -> None:
+    def pair(confidence: float) -> list[Run]:
+        """No mistake in a thousand, by both; BYOL is quite sure, BYOV as sure as given: resampling varies nothing."""
+        byol = with_images(evaluated("byol", False, 0.0, 0.2, top1=1.0), [(1.0, 1)] * 1000)
+        return [byol, with_images(evaluated("byov", True, 1 - confidence, 0.2, top1=1.0), [(confidence, 1)] * 1000)]
+
+    assert answer(*pair(0.999)).startswith("Clean images: too few mistakes to tell.")
+    assert answer(*pair(0.9)).startswith("Clean images: no, it is worse in these runs.")
     runs = [evaluated("byol", False, 0.01, 0.2, top1=0.998), evaluated("byov", True, 0.01, 0.2, top1=0.998)]
     assert any("Only 2 clean images are misread" in note for note in verdict(group(runs))["comparisons"][0]["notes"])
 

@@ -9,11 +9,13 @@ from typing import Any
 from byov.evaluation.rows import CLEAN
 from byov.report.groups import Group, condition, row_score
 from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds
+from byov.report.reliability import wilson
 from byov.report.sources import flat
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
 """What two evaluations must agree on to be compared; `samples` too, where both have draws."""
-FEW_MISTAKES = 30
+FEW_MISTAKES, FEW = 30, "too few mistakes to tell"
+"""Below so many on both sides a bootstrap over clean images promises more than it knows."""
 ANSWERS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "one run each, so nobody can say"}
 SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Reliability", "")}
 
@@ -130,12 +132,14 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
             gap = difference(first, second, score, clean)
             if gap is None:
                 continue
-            row = {"score": score, "name": name, "unit": unit, "clean": clean, "gap": asdict(gap), "sign": gap.sign}
+            few = clean and gap.over == "images" and _within_luck(gap.value, first, second)
+            sign = 0 if few and gap.sign else gap.sign
+            row = {"score": score, "name": name, "unit": unit, "clean": clean, "gap": asdict(gap), "sign": sign}
             for side, key in ((first, "first"), (second, "second")):
                 row[key] = dict(zip(("value", "error"), mean_error(side.values(score, clean)), strict=True))
             found["rows"].append(row)
             if score == "ece":
-                answers[clean] = _word(gap, alone=first.group is second.group)
+                answers[clean] = FEW if few and gap.sign else _word(gap, alone=first.group is second.group)
                 found["sentences"].append(_sentence(first, second, gap, clean))
     found["answer"] = _answer(answers)
     found["notes"] = list(_notes(first, second, found["rows"]))
@@ -190,13 +194,32 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
         yield f"{alone} come from resampling the test images. Training again may change more: name several seeds."
     if None in over:
         yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
-    row = condition(second.group.evaluated[0], True)
-    top1 = row_score(row, second.reading, "top1")
     images = second.group.evaluated[0].evaluation["protocol"]["data"]["images"]  # type: ignore[index]
-    wrong = None if top1 is None else round((1 - top1) * images)
+    wrong = _wrong(second)
     if wrong is not None and wrong < FEW_MISTAKES:
         mistakes = "Only 1 clean image is" if wrong == 1 else f"Only {wrong} clean images are"
         yield f"{mistakes} misread, of {images:,}: too few to tell the clean calibration of good models apart."
+
+
+def _wrong(side: Side) -> int | None:
+    """How many clean images the first run of a side misreads."""
+    run = side.group.evaluated[0]
+    top1 = row_score(condition(run, True), side.reading, "top1")
+    images = run.evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    return None if top1 is None else round((1 - top1) * images)
+
+
+def _within_luck(gap: float, first: Side, second: Side) -> bool:
+    """Whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
+    images = first.group.evaluated[0].evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    reach = 0.0
+    for side in (first, second):
+        wrong = _wrong(side)
+        if wrong is None or wrong >= FEW_MISTAKES:
+            return False
+        low, high = wilson(wrong / images, images)
+        reach = max(reach, (high - low) / 2)
+    return abs(gap) < reach
 
 
 def spelled(value: tuple[float, float | None], score: str) -> str:
