@@ -147,7 +147,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
         )
     some = next(iter(found.values()))
     lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
-    lines.annotate("all images", (98, some.human_entropy), color="0.4", ha="right", va="bottom", fontsize=7.5)
+    lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
     bars.set_xticks(range(len(measures)), [MEASURES[m].replace(" ", "\n", 1) for m in measures])
     bars.set_ylabel("Spearman with people's entropy")
     bars.axhline(0, color="0.3", linewidth=0.8)

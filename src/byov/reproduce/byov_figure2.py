@@ -65,6 +65,11 @@ def figure2(context: Context) -> Outcome:
             gain, error = gained(scores, byol, score, more)
             told = verdict(gain, error, paper)
             comparisons.append(Comparison(f"{which}: better than BYOL by", gain, paper, error, told))
+    if "normal" in grid and "teacher-normal" in grid:
+        first, third = (max(grid[p].values(), key=lambda s: s["top1"][0]) for p in ("normal", "teacher-normal"))
+        gain, error = gained(third, first, "top1", True)
+        told = "worse, as in the paper" if gain < -2 * error else "not told to be worse, as the paper has it"
+        comparisons.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, told))
     if own and drawn:
         gain, error = gained(drawn, own, "top1", True)
         told = verdict(gain, error, MC_GAIN)

@@ -12,6 +12,9 @@ from byov.exploration.layers import LayerHistory, layer_history, layers_figure
 from byov.reproduce.byov_runs import BASE, PRIORS, byov_run, handed_in
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 
+ALIKE = 0.01
+"""Decades: two per cent."""
+
 
 @experiment("byov/figure3", "Layer-wise σ and SNR over training, for three priors")
 def figure3(context: Context) -> Outcome:
@@ -25,6 +28,8 @@ def figure3(context: Context) -> Outcome:
     for other in others:
         sigma, snr = (apart(histories[base], histories[other], name) for name in ("sigma_mean", "snr_mean"))
         near = "SNR is the more alike, as in the paper" if snr < sigma else "SNR is not more alike than σ"
+        if max(sigma, snr) < ALIKE:
+            near = "both alike; in the paper only SNR is"
         comparisons += [
             Comparison(f"{other} from {base}: mean σ of a layer, in decades", sigma),
             Comparison(f"{other} from {base}: mean SNR of a layer, in decades", snr, verdict=near),
