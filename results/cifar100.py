@@ -5,7 +5,9 @@ python results/cifar100.py --root DATA --minutes 9 --methods vanilla,ecmp --seed
 python results/cifar100.py --root DATA --status               what is done
 
 Runs and readings lie under --out, where `byov reproduce 'patching/*' --scale full --out OUT` finds them: when all
-are done, that command only writes the tables and figures. Order: for each seed all methods, the paper's first.
+are done, that command only writes the tables and figures. A reading (OUT/patching/runs/full/parts, a few kilobytes)
+outlives its run: the checkpoint may be removed, or left on another machine. Order: for each seed all methods, the
+paper's first.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from time import monotonic
 
 from byov.device import choose_device
 from byov.reproduce.experiment import Context
-from byov.reproduce.patching_runs import METHODS, folder, reading, seeds, trained
+from byov.reproduce.patching_runs import METHODS, folder, is_read, reading, seeds, trained
 from byov.train import checkpoint
 
 READING = 2.0
@@ -50,12 +52,11 @@ def main() -> None:
         left = (deadline - monotonic()) / 60
         if left < 0.2:
             break
-        run = trained(context, method, seed, None if left == float("inf") else left)
-        if run is None or words.train_only:
-            continue
-        if not status(context, method, seed).startswith("read") and (deadline - monotonic()) / 60 < READING:
-            break
-        scores = list(reading(context, method, seed, run)["by_draws"].values())[-1]
+        if not is_read(context, method, seed):
+            run = trained(context, method, seed, None if left == float("inf") else left)
+            if run is None or words.train_only or (deadline - monotonic()) / 60 < READING:
+                continue
+        scores = list(reading(context, method, seed)["by_draws"].values())[-1]
         shown = "  ".join(f"{key} {100 * scores[key]:.2f}" for key in ("top1", "top5", "ece", "mce"))
         print(f"{METHODS[method].label:26} seed {seed}  {shown}  nll {scores['nll']:.3f}", flush=True)
     done = sum(status(context, *job).startswith("read") for job in jobs)
@@ -64,7 +65,7 @@ def main() -> None:
 
 def status(context: Context, method: str, seed: int) -> str:
     """How far one run is."""
-    if (folder(context) / "parts" / f"{method}_seed{seed}.json").exists():
+    if is_read(context, method, seed):
         return "read"
     file = folder(context) / f"{method}_seed{seed}" / "checkpoint.safetensors"
     if not file.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,16 @@ def test_nothing_is_trained_or_read_twice(outcomes: dict[str, Outcome], context:
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
     run(context, "patching/table4")
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()} == before
+
+
+def test_a_reading_outlives_its_run(outcomes: dict[str, Outcome], context: Context, tmp_path: Path) -> None:
+    """The tables are made from what was read; the checkpoints may lie on another machine."""
+    shutil.copytree(context.out.parent / "runs" / "quick" / "parts", tmp_path / "runs" / "quick" / "parts")
+    elsewhere = replace(context, out=tmp_path / "table4")
+    assert all(patching_runs.is_read(elsewhere, method, 0) for method in METHODS)
+    assert not patching_runs.is_read(elsewhere, "emp", 1)
+    assert run(elsewhere, "patching/table4").comparisons == outcomes["patching/table4"].comparisons
+    assert [path.name for path in (tmp_path / "runs" / "quick").iterdir()] == ["parts"]
 
 
 def test_a_run_goes_on_where_its_time_limit_stopped_it(context: Context) -> None:

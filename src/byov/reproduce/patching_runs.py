@@ -8,13 +8,16 @@ the paper's Table 4 on the data of its Table 6. Settings are those of recipes/ci
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from byov.device import choose_device
-from byov.reproduce.experiment import Context, Scale
+from byov.reproduce.experiment import Context, Scale, plain
 from byov.reproduce.patching_reading import PROTOCOL, read
 from byov.train import checkpoint
 from byov.train.config import load_config, to_dict
@@ -146,24 +149,36 @@ def trained(context: Context, method: str, seed: int, minutes: float | None = No
     return run
 
 
-def reading(context: Context, method: str, seed: int, run: Path) -> dict[str, Any]:
-    """What the network of a run scores; read once, kept beside the runs."""
-    protocol = {**PROTOCOL[context.scale], "method": method, "network": checkpoint_digest(run)}
+def _asked(context: Context, method: str, seed: int) -> dict[str, Any]:
+    """What a reading depends on: how the network was trained and how it is read. Not where: it outlives its run."""
+    settings = _flat(to_dict(recipe(method, context.scale, seed)))
+    return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
+
+
+def is_read(context: Context, method: str, seed: int) -> bool:
+    """Whether there is a reading of that method and seed; its run may be gone."""
+    path = folder(context) / "parts" / f"{method}_seed{seed}.json"
+    asked = plain({"seed": seed, "scale": context.scale, **_asked(context, method, seed)})
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("protocol") == asked
+
+
+def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
+    """What the network of a method and seed scores; trained and read once, and kept beside the runs."""
+
+    def make() -> dict[str, Any]:
+        run = trained(context, method, seed)
+        assert run is not None  # there is no time limit here
+        return read(run, context, METHODS[method].label)
+
     shared = replace(context, out=folder(context), seed=seed)
-    return shared.kept(f"{method}_seed{seed}", protocol, lambda: read(run, context, METHODS[method].label))
+    return shared.kept(f"{method}_seed{seed}", _asked(context, method, seed), make)
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> dict[str, list[dict[str, Any]]]:
     """By method, one reading for each seed; trains and reads whatever is missing."""
     if context.runs:
         return _handed_in(context)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for method in methods or METHODS:
-        for seed in seeds(context):
-            run = trained(context, method, seed)
-            assert run is not None  # there is no time limit here
-            found.setdefault(method, []).append(reading(context, method, seed, run))
-    return found
+    return {method: [reading(context, method, seed) for seed in seeds(context)] for method in methods or METHODS}
 
 
 def _handed_in(context: Context) -> dict[str, list[dict[str, Any]]]:
@@ -175,7 +190,11 @@ def _handed_in(context: Context) -> dict[str, list[dict[str, Any]]]:
             keys = [change.partition("=")[0] for change in METHODS[name].changes]
             asked = _flat(to_dict(recipe(name, context.scale, 0)))
             if all(settings.get(key) == asked[key] for key in keys):
-                found.setdefault(name, []).append(reading(context, name, settings["train.seed"], run))
+                digest = checkpoint_digest(run)
+                protocol = {**PROTOCOL[context.scale], "network": digest}
+                label = METHODS[name].label
+                each = context.kept(f"run_{digest}", protocol, partial(read, run, context, label))
+                found.setdefault(name, []).append(each)
                 break
         else:
             raise ValueError(f"The posterior of {run} is that of no method here: {', '.join(METHODS)}.")
@@ -186,8 +205,6 @@ def _handed_in(context: Context) -> dict[str, list[dict[str, Any]]]:
 
 def checkpoint_digest(run: Path) -> str:
     """The SHA-256 of a run's checkpoint, in short."""
-    from hashlib import sha256
-
     file = run / "checkpoint.safetensors" if run.is_dir() else run
     return sha256(file.read_bytes()).hexdigest()[:16]
 
