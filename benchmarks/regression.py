@@ -59,7 +59,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--family", choices=["EMP", "ECMP"], default="ECMP")
+    parser.add_argument("--threads", type=int, default=1, help="of each way; the batch uses one whatever this is")
     asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
     X, y = table(asked.rows, asked.features)
     order = [torch.randperm(asked.rows, generator=torch.Generator().manual_seed(i)) for i in range(asked.splits)]
     rows = [index[: round(0.9 * asked.rows)] for index in order]

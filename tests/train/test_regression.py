@@ -18,6 +18,7 @@ from byov.posterior import Family
 from byov.posterior.random import stream
 from byov.train.regression import Fitted, Settings, fit
 from byov.train.regression import families as of
+from byov.train.regression.fitting import _least
 from byov.train.regression.group import Data, minibatches
 
 FAMILIES: dict[str, Family] = {
@@ -151,6 +152,14 @@ def test_the_decay_is_chosen_where_it_helps_and_without_the_test_rows() -> None:
     clean = weights(fit(X, noise, byov.EMP(3), rows[:1], settings=short), 0)
     for key, value in weights(fit(X_spoiled, spoiled, byov.EMP(3), rows[:1], settings=short), 0).items():
         torch.testing.assert_close(value, clean[key])
+
+
+def test_the_strongest_decay_that_is_not_clearly_worse() -> None:
+    good = torch.tensor([1.0, 2.0, 3.0, 2.0])
+    noisy, clear = good + torch.tensor([0.5, -0.5, 0.6, -0.4]), good + torch.tensor([0.5, 0.4, 0.6, 0.5])
+    assert _least({0.1: clear, 0.01: noisy, 0.001: good}) == 0.01
+    assert _least({0.1: clear, 0.001: good}) == 0.001
+    assert _least({0.1: good, 0.001: good}) == 0.1
 
 
 def test_a_chosen_split_does_not_depend_on_its_company_either() -> None:

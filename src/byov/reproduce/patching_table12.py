@@ -6,7 +6,8 @@ defaults, batch 100, K = 5, dropout 0.005, τ_output = 0.1 at the target's own s
 
 The weight decay is the one setting that is chosen. The paper prints two (0.01 in D.7, 0.001/batch = 10⁻⁵ in C.1) and
 not the scale at which it fits the targets; here each split and family takes 10⁻², 10⁻³ or 10⁻⁴, on a held-out
-fifth of its training rows, after a quarter of the epochs. Where the paper is silent: inputs and targets are
+fifth of its training rows, after a quarter of the epochs: the strongest that is not worse than the best there by more
+than a standard error. Where the paper is silent: inputs and targets are
 standardised by the training rows; the decay is added to the gradient, as torch's Adam does; the minibatches of an
 epoch are of one size, at most 100; every member of the explicit ensemble is trained for all epochs, on the same
 minibatches.

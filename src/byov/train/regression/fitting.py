@@ -42,7 +42,7 @@ class Settings:
     """At most this many rows a step: an epoch is cut into ⌈n/batch⌉ minibatches of equal size."""
     lr: float = 1e-3
     weight_decay: float | tuple[float, ...] = 0.01
-    """λ, as torch's Adam has it. Of several, each split and family gets the best on a held-out part of its rows."""
+    """λ, as torch's Adam has it. Of several, each split and family gets its own, by a held-out part of its rows."""
     held: float = 0.2
     """The share of a split's training rows that λ is chosen on."""
     trial: float = 0.25
@@ -143,7 +143,8 @@ def choose(
 ) -> dict[str, list[float]]:
     """Every family's and split's λ: all are trained at once on a part of the split's training rows.
 
-    The one with the least squared error on the other part is taken; the split's test rows are never looked at.
+    The strongest that is not clearly worse than the best on the other part is taken, by the squared error; the split's
+    test rows are never looked at.
     """
     splits, rest = [], []
     for index, number in zip(rows, numbers, strict=True):
@@ -160,12 +161,24 @@ def choose(
     decays = {f"{name} {decay}": [decay] * len(rows) for name, decay in tried}
     fitted = train(splits, named, decays, replace(settings, epochs=epochs))
 
-    def error(name: str, decay: float, split: int) -> float:
+    def errors(name: str, decay: float, split: int) -> Tensor:
         posterior, held = fitted[f"{name} {decay}"], rest[split]
         mean = posterior.predict(X[held], split, TRIAL_DRAWS).mean(0).cpu()
-        return float(((mean - y[held]) / posterior.splits[split].y_std.cpu()).square().mean())
+        return ((mean - y[held]) / posterior.splits[split].y_std.cpu()).square().mean(1)
 
-    return {name: [min(settings.grid, key=lambda d: error(name, d, i)) for i in range(len(rows))] for name in families}
+    return {
+        name: [_least({d: errors(name, d, i) for d in settings.grid}) for i in range(len(rows))] for name in families
+    }
+
+
+def _least(errors: Mapping[float, Tensor]) -> float:
+    """The strongest decay that is not clearly worse than the best: by no more than one standard error, row by row."""
+    best = min(errors.values(), key=lambda e: float(e.mean()))
+    for decay in sorted(errors, reverse=True):
+        worse = errors[decay] - best
+        if float(worse.mean()) <= float(worse.std(correction=0)) / len(worse) ** 0.5:
+            return decay
+    raise AssertionError("the best is not worse than itself")
 
 
 def _check(
