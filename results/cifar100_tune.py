@@ -1,6 +1,6 @@
-"""How far apart patches should start, and how strong the prior should be: one seed each, read on the held-out images.
+"""How far apart patches should start, and how fast they should learn: one seed each, read on the held-out images.
 
-python results/cifar100_tune.py --root DATA --minutes 9 --spreads 0.25,0.5,0.75 --stds 0.45
+python results/cifar100_tune.py --root DATA --minutes 9 --spreads 0.3,0.5,0.7 --gains 5,1
 
 Test images are not looked at. Call again to go on; what is finished is only read. The choice goes into `_PATCHES` and
 `COMMON` of src/byov/reproduce/patching_runs.py and into recipes/cifar100_resnet18.toml.
@@ -9,6 +9,7 @@ Test images are not looked at. Call again to go on; what is finished is only rea
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 from time import monotonic
 
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/cifar100_tune"))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--methods", default="vanilla,ecmp")
-    parser.add_argument("--spreads", default="0.25,0.5,0.75")
+    parser.add_argument("--spreads", default="0.3,0.5,0.7")
+    parser.add_argument("--gains", default="5.0,1.0")
     parser.add_argument("--stds", default="0.45")
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--scale", default="full", choices=("quick", "full"))
@@ -35,15 +37,17 @@ def main() -> None:
     device, deadline = choose_device(words.device), monotonic() + 60 * words.minutes
     for std in words.stds.split(","):
         for method in words.methods.split(","):
-            for spread in words.spreads.split(",") if "mp" in method else ["0.0"]:
+            patched = "mp" in method
+            pairs = product(words.spreads.split(","), words.gains.split(",")) if patched else [("0.0", "1.0")]
+            for spread, gain in pairs:
                 left = (deadline - monotonic()) / 60
                 if left < 0.2:
                     return
                 changes = [f"posterior.prior_std={std}", f"posterior.spread={spread}", f"train.minutes={left}"]
-                changes += [f"train.accelerator={device.type}", "train.devices=1"]
+                changes += [f"posterior.gain={gain}", f"train.accelerator={device.type}", "train.devices=1"]
                 changes += [] if words.root is None else [f"data.root={words.root}"]
                 wanted = recipe(method, words.scale, 0, *changes)
-                run = words.out / f"{method}_spread{spread}_std{std}"
+                run = words.out / f"{method}_spread{spread}_gain{gain}_std{std}"
                 state = checkpoint.peek(run / "checkpoint.safetensors") if run.exists() else None
                 done = state is not None and state["step"] == state["total"]
                 if not done and not start(wanted, run, resume=state is not None):
@@ -55,7 +59,7 @@ def main() -> None:
                 means = running_means(module.net, _standard(held.images, module, device), words.draws, ())
                 found = scores(means[max(means)], held.labels.to(device))
                 shown = "  ".join(f"{key} {100 * found[key]:.2f}" for key in ("top1", "ece", "mce"))
-                print(f"{run.name:32} {shown}  nll {found['nll']:.3f}", flush=True)
+                print(f"{run.name:40} {shown}  nll {found['nll']:.3f}", flush=True)
 
 
 if __name__ == "__main__":
