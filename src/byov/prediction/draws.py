@@ -94,7 +94,12 @@ class Draws:
 
 @contextmanager
 def batching() -> Iterator[None]:
-    """An operation without a batching rule runs draw by draw: right, and not the user's to repair."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield
+    """For `torch.vmap`: an operation without a batching rule runs draw by draw, which is not the user's to repair."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # attention in one operation has no such rule, in several it has
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
