@@ -69,11 +69,11 @@ def _train(context: Context, name: str, *changes: str) -> Any:
 
 @styled
 def table_figure(data: dict[str, Any]) -> Figure:
-    """Top-1 and top-5 of each row with its error, BYOL as a line; the paper's distance to BYOL as open circles."""
+    """Top-1 and top-5 of each row with its error, BYOL as a line; the paper's distance to BYOL as open diamonds."""
     made, [panels] = canvas(8.0, 3.6, 1, 2, sharey=True)
     rows, byol = data["rows"], data["byol"]
     places = list(range(len(rows)))
-    for axes, score, base, colour in zip(panels, ("top1", "top5"), data["paper_byol"], COLOURS, strict=False):
+    for axes, score, base in zip(panels, ("top1", "top5"), data["paper_byol"], strict=True):
         value, error = (100 * x for x in byol[score])
         axes.axvline(value, color="0.25", linewidth=1.1, linestyle="--", label="BYOL")
         axes.axvspan(value - error, value + error, color="0.87", linewidth=0)
@@ -83,7 +83,7 @@ def table_figure(data: dict[str, Any]) -> Figure:
             places,
             xerr=[e for _, e in points],
             fmt=MARKERS[0],
-            color=colour,
+            color=COLOURS[0],
             markersize=5,
             elinewidth=0.9,
             label="ours",
