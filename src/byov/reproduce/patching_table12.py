@@ -265,6 +265,7 @@ def draw(sets: dict[str, Any], score: Score) -> Figure:
     axes.invert_yaxis()
     if score == "rmse":
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("our test RMSE / the paper's (left is better; bars: two standard errors of ours)")
     else:
         axes.set_xscale("symlog", linthresh=0.5)
