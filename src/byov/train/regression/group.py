@@ -50,7 +50,7 @@ def minibatches(
         rows = len(split.x)
         if split.x.is_cuda:
             index = torch.rand((epochs, rows), generator=generator, device=split.x.device).argsort(1)
-        else:  # a sort of random keys takes four times as long here
+        else:
             index = torch.stack([torch.randperm(rows, generator=generator) for _ in range(epochs)])
         index = index[:, : steps * size].reshape(epochs * steps, size)
         xs.append(split.x[index])
@@ -100,7 +100,7 @@ class Group:
         if self.normed:
             mean = x.mean(3, keepdim=True)
             x = x - mean
-            var = x.square().mean(3, keepdim=True)  # torch.var_mean takes five times as long on a CPU
+            var = x.square().mean(3, keepdim=True)  # torch.var_mean is slow on a CPU
             self._track(mean[..., 0], var[..., 0] * (x.shape[3] / (x.shape[3] - 1)))
             x.mul_((var + EPS).rsqrt())
         x = torch.cat([x, x.new_ones(*x.shape[:2], 1, x.shape[3])], 2)
