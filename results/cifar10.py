@@ -1,4 +1,4 @@
-"""BYOL and BYOV with a small ViT on CIFAR-10, three seeds each: pretrain, evaluate under shift, prune, print the numbers.
+"""BYOL and BYOV with a small ViT on CIFAR-10, three seeds each: pretrain, evaluate under shift, prune, print it all.
 
 python results/cifar10.py        prints what lies in results/cifar10
 python results/cifar10.py --make --root DIR     makes what is missing first: a minute a run on an H200, then evaluations
