@@ -421,3 +421,9 @@ def test_a_batch_must_be_shared_out(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="noise has"):
             make(tmp_path, replace(CONFIG, batch=36, accumulate=accumulate))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_accelerator_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        make_fabric(replace(CONFIG, accelerator="cuda"))

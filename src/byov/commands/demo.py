@@ -15,6 +15,6 @@ def command(
     epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 40,
 ) -> None:
     """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""
-    from byov.ssl.demo import demo
+    from byov.demo import demo
 
     demo(out, epochs)

@@ -92,7 +92,7 @@ def _explore(runs: list[Run], names: list[str], skip: bool, out: Path) -> list[s
     import byov
     from byov.exploration.drawing import save
     from byov.exploration.items import ITEMS, Inapplicable
-    from byov.ssl.report import write_json
+    from byov.files import write_json
 
     lines = []
     settings = {k: v for k, v in asdict(runs[0].settings).items() if k not in ("root", "device", "batch_size")}

@@ -57,7 +57,7 @@ def command(
     from byov.device import choose_device
     from byov.evaluation.predictions import predict_all, write
     from byov.evaluation.subjects import Reading, digest, subject
-    from byov.ssl.report import check_out
+    from byov.files import check_out
 
     if out.suffix not in (".csv", ".npz"):
         raise ValueError(f"Predictions are written as .csv or .npz, not as {out.suffix or 'a file without a suffix'}.")

@@ -23,8 +23,9 @@ def command(
     """Fit kNN and linear probes on the run's training images, and read them at the posterior mean and under draws."""
     from rich.console import Console
 
-    from byov.ssl.report import check_out, probe_table, write_json
+    from byov.files import check_out, write_json
     from byov.ssl.runs import probe_run
+    from byov.ssl.table import probe_table
 
     if out is not None:
         check_out(out, force)

@@ -156,10 +156,10 @@ def _sweep(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from byov.files import check_out, write_json
     from byov.pruning.curves import SPARSITIES, sweep_runs
     from byov.pruning.figure import draw_curves
     from byov.reproduce.results import save_figure
-    from byov.ssl.report import check_out, write_json
 
     if out.suffix != ".json":
         raise ValueError(f"A sweep is written as JSON: --out ends in .json, unlike {out.name}.")

@@ -48,9 +48,9 @@ def command(
 
     from byov.device import choose_device
     from byov.evaluation.images import SHIFTS, parse_severities
+    from byov.files import check_out
     from byov.report.measure import Asked
     from byov.report.page import report
-    from byov.ssl.report import check_out
 
     check_out(out, force)
     if shift not in (*SHIFTS, "few"):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from byov.files import write_json
 from byov.report.sources import finite
-from byov.ssl.report import write_json
 
 KIND = "byov report"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal
 
+from byov.files import write_json
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -57,8 +59,6 @@ class Context:
 
     def kept(self, name: str, protocol: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """`make()`, or what it gave in an earlier run of the same protocol; a part of an interrupted experiment."""
-        from byov.ssl.report import write_json
-
         path = self.out / "parts" / f"{name}.json"
         asked = plain({"seed": self.seed, "scale": self.scale, **protocol})
         if path.is_file():

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from byov.files import write_json
 from byov.reproduce.experiment import Context, Experiment, Outcome, plain, rows
 
 KIND = "byov reproduce"
@@ -65,8 +66,6 @@ def check(experiment: Experiment, context: Context) -> None:
 def run(experiment: Experiment, context: Context) -> dict[str, Any]:
     """Run an experiment and write its folder; the result last, so that it is there only if all is."""
     import torch
-
-    from byov.ssl.report import write_json
 
     context.out.mkdir(parents=True, exist_ok=True)
     start = monotonic()

@@ -319,6 +319,8 @@ def make_fabric(config: TrainConfig) -> Fabric:
         several = True
     # The EMA's buffers are large and equal by construction: not broadcast at every step.
     strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
+    if config.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise ValueError(f"train.accelerator={config.accelerator}, but torch sees no GPU here: leave it at auto.")
     fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,

@@ -1,12 +1,8 @@
-"""Probes as a table and as a file."""
+"""Probes as a table."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -32,22 +28,3 @@ def probe_table(results: Mapping[str, ProbeResult]) -> Table:
             table.add_row(Text(model if i == 0 else ""), label, *percent, *rest)
         table.add_section()
     return table
-
-
-def check_out(path: Path, force: bool = False) -> None:
-    """Refuse a file that could not be written, or that would be lost, before any work is done for it."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: --out takes the name of a file.")
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists: choose another --out, or say --force.")
-    nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if not nearest.is_dir():
-        raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Written whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    os.replace(partial, path)

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from byov import demo as module
 from byov.cli import main
 from byov.data import load
 from byov.data.augmentations import augment
+from byov.demo import SHIFTS, demo, readings, recipe, shift_table, under_shift
 from byov.metrics.functional import calibration_error
-from byov.ssl import demo as module
-from byov.ssl.demo import SHIFTS, demo, readings, recipe, shift_table, under_shift
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.runs import probe_run
 from byov.train.config import load_config

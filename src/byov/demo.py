@@ -19,14 +19,15 @@ from torch import Tensor
 
 from byov.data import ImageSet, load
 from byov.data.augmentations import augment
+from byov.files import write_json
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
 from byov.report.measure import Asked
 from byov.report.page import report as make_report
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
-from byov.ssl.report import probe_table, write_json
 from byov.ssl.runs import ProbedRun, probe_run
+from byov.ssl.table import probe_table
 from byov.ssl.views import View, Views
 from byov.train.loop import TrainConfig
 
