@@ -1,13 +1,14 @@
 """Time and peak memory of Monte-Carlo prediction, and what its two economies save.
 
-    python benchmarks/predict.py                   # 1 … 128 draws on CPU, about half an hour
+    python benchmarks/predict.py                   # 1 … 128 draws on CPU, about ten minutes on two quiet cores
     python benchmarks/predict.py --quick           # 1 … 8 draws, a few minutes
     python benchmarks/predict.py --device cuda --json FILE
 
-Three parts. `draws`: a Gaussian over every weight, with each strategy, beside as many passes of the plain network.
-`head`: a posterior on the output layer of ResNet-18 at 224 px, 100 draws beside one pass. `tolerance`: draws used at a
-tolerance, and the fixed number of draws that has the same error. Rounds are interleaved, ratios are medians of paired
-rounds. Ends with status 1 where a bar is missed.
+Four parts. `draws`: a Gaussian over every weight on one batch of 32, with each strategy, beside as many passes of the
+plain network. `loader`: the same on loaders of 8 × 32 and 4 × 64 inputs, whose batches share each draw. `head`: a
+posterior on the output layer of ResNet-18 at 224 px, 100 draws beside one pass. `tolerance`: draws used at a tolerance,
+and the fixed number of draws that has the same error. Rounds are interleaved, ratios are medians of paired rounds.
+`--json` is written after every row. Ends with status 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -35,6 +36,12 @@ from byov.models import cifar_resnet18, resnet, vit
 DRAWS_BAR = 1.15
 HEAD_BAR = 1.5
 BATCH = 32
+LOADERS = ((8, 32), (4, 64))
+"""Batches and their size."""
+LOADER_DRAWS = 4
+PASSES = 8
+"""Deterministic passes of a round, at most; more are taken to cost as much each."""
+PARTS = ["draws", "loader", "head", "tolerance"]
 STRATEGIES = ("loop", "vmap", "auto")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": cifar_resnet18,
@@ -46,23 +53,27 @@ BARRED = ("resnet18", "vit_ti4")
 only once per input: at this batch its draws cost more than its passes on any machine."""
 
 
-def contenders(name: str, device: torch.device) -> dict[str, Callable[[int], Step]]:
-    """By name, a function from the number of draws to the work."""
+def contenders(
+    name: str, device: torch.device, batches: int = 1, batch: int = BATCH
+) -> dict[str, Callable[[int], Step]]:
+    """By name, a function from the number of draws to the work: on one batch, or on a loader of several."""
     torch.manual_seed(0)
     net = NETWORKS[name]().eval().to(device)
     model = byov.bayesianize(net, byov.Gaussian())
-    x = torch.randn(BATCH, 3, 32, 32, generator=Generator().manual_seed(1)).to(device)
+    x = torch.randn(batches * batch, 3, 32, 32, generator=Generator().manual_seed(1)).to(device)
+    loader = list(x.split(batch))
 
     def passes(samples: int) -> Step:
         @torch.no_grad()
         def work() -> None:
-            for _ in range(samples):
-                net(x)
+            for _ in range(min(samples, PASSES)):
+                for part in loader:
+                    net(part)
 
         return work
 
     def predictions(strategy: str) -> Callable[[int], Step]:
-        return lambda samples: lambda: byov.predict(model, x, samples, strategy)
+        return lambda samples: lambda: byov.predict(model, x if batches == 1 else loader, samples, strategy)
 
     return {"deterministic": passes, **{strategy: predictions(strategy) for strategy in STRATEGIES}}
 
@@ -80,38 +91,51 @@ def peaks_of(contender: str, name: str, samples: list[int], device: torch.device
         print(peak - before)
 
 
-def peaks(contender: str, name: str, options: argparse.Namespace) -> list[float]:
+def peaks(contender: str, name: str, options: argparse.Namespace) -> dict[int, float]:
+    """MiB by the number of draws: the smallest, and the largest that is soon done. It does not grow with them."""
+    counts = sorted({min(options.samples), max([s for s in options.samples if s <= PASSES], default=PASSES)})
     command = [sys.executable, "-W", "ignore", __file__, "--peaks-of", contender, name, "--samples"]
-    command += [*map(str, options.samples), "--device", options.device, "--threads", str(options.threads)]
+    command += [*map(str, counts), "--device", options.device, "--threads", str(options.threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"The process that measures the memory of {contender} failed:\n{done.stderr}")
-    return [int(line) / 2**20 for line in done.stdout.split()]
+    return dict(zip(counts, (int(line) / 2**20 for line in done.stdout.split()), strict=True))
 
 
-def draws(options: argparse.Namespace) -> list[dict]:
-    device, rows = torch.device(options.device), []
+def timed(steps: dict[str, Step], count: int, rounds: int, device: torch.device) -> Iterator[dict]:
+    """The rows of one number of draws. A pass is a pass: of the deterministic ones only the first few are run."""
+    seconds = interleaved(steps, rounds, device)
+    seconds["deterministic"] = [time * count / min(count, PASSES) for time in seconds["deterministic"]]
+    for contender, times in seconds.items():
+        ratio = asdict(Ratio.of(times, seconds["deterministic"]))
+        yield {"contender": contender, "samples": count, "ms": 1000 * median(times), "ratio": ratio, "rounds": rounds}
+
+
+def draws(options: argparse.Namespace) -> Iterator[dict]:
+    """One batch. Long runs average out by themselves, short ones need the rounds."""
+    device = torch.device(options.device)
     for name in options.networks:
         work = contenders(name, device)
         memory = {} if options.no_memory else {contender: peaks(contender, name, options) for contender in work}
         for step in work.values():
             step(2)()  # warm up
-        for position, count in enumerate(options.samples):
+        for count in options.samples:
             steps = {contender: make(count) for contender, make in work.items()}
-            # Long runs average out by themselves; short ones need the rounds.
-            seconds = interleaved(steps, max(options.repetitions // count, 3 if count < 32 else 1), device)
-            for contender, times in seconds.items():
-                rows.append(
-                    {
-                        "network": name,
-                        "contender": contender,
-                        "samples": count,
-                        "ms": 1000 * median(times),
-                        "ratio": asdict(Ratio.of(times, seconds["deterministic"])),
-                        "peak_mib": memory[contender][position] if memory else None,
-                    }
-                )
-    return rows
+            for row in timed(steps, count, max(options.repetitions // count, 1), device):
+                peak = memory.get(row["contender"], {}).get(count)
+                yield {"network": name, "batches": 1, "batch": BATCH, **row, "peak_mib": peak}
+
+
+def loader(options: argparse.Namespace) -> Iterator[dict]:
+    """Several batches, which share each draw. Four draws: what is shared does not depend on how many follow."""
+    device = torch.device(options.device)
+    for name in options.networks:
+        for batches, batch in LOADERS:
+            work = contenders(name, device, batches, batch)
+            steps = {contender: work[contender](LOADER_DRAWS) for contender in ("deterministic", "auto")}
+            work["auto"](1)()  # warm up
+            for row in timed(steps, LOADER_DRAWS, max(options.repetitions // LOADER_DRAWS, 1), device):
+                yield {"network": name, "batches": batches, "batch": batch, **row, "peak_mib": None}
 
 
 def shares(options: argparse.Namespace) -> list[dict]:
@@ -208,13 +232,20 @@ def tolerance(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def inputs_of(row: dict) -> str:
+    return f"one batch of {row['batch']}" if row["batches"] == 1 else f"a loader of {row['batches']} × {row['batch']}"
+
+
 def bars(result: dict, options: argparse.Namespace) -> list[dict]:
     found = []
     if not options.device.startswith("cuda"):
         most = max(options.samples)
-        for row in result["draws"]:
-            if (row["contender"], row["samples"]) == ("auto", most) and row["network"] in BARRED:
-                text = f"{row['network']}: {most} draws of every weight ≤ {DRAWS_BAR} × {most} passes"
+        one = [row for row in result.get("draws", []) if row["samples"] == most]
+        for row in one + result.get("loader", []):
+            if row["contender"] == "auto" and row["network"] in BARRED:
+                text = (
+                    f"{row['network']}, {inputs_of(row)}: {row['samples']} draws of every weight ≤ {DRAWS_BAR} × passes"
+                )
                 found.append({"bar": text, "ratio": row["ratio"]["median"], "limit": DRAWS_BAR})
     if "head" in result:
         text = f"ResNet-18 at 224 px: 100 draws of the output layer ≤ {HEAD_BAR} × one pass"
@@ -222,20 +253,36 @@ def bars(result: dict, options: argparse.Namespace) -> list[dict]:
     return [{**bar, "passed": bar["ratio"] <= bar["limit"]} for bar in found]
 
 
+def save(result: dict, options: argparse.Namespace) -> None:
+    """Write what there is so far: an interruption loses one row."""
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        partial = options.json.with_name(f".{options.json.name}.partial")
+        partial.write_text(json.dumps(result, indent=2) + "\n")
+        partial.replace(options.json)
+
+
 def show(result: dict) -> None:
     console = Console(width=130, highlight=False)
     settings = result["settings"]
-    table = Table(
-        title=f"Gaussian over every weight, batch {BATCH}, {settings['device']}, {settings['threads']} threads"
-    )
-    for heading in ("network", "draws", "strategy", "ms", "× passes", "quartiles", "peak MiB"):
-        table.add_column(heading, justify="left" if heading in ("network", "strategy") else "right", no_wrap=True)
-    for row in result.get("draws", []):
+    table = Table(title=f"Gaussian over every weight, {settings['device']}, {settings['threads']} threads")
+    for heading in ("network", "inputs", "draws", "strategy", "ms", "× passes", "quartiles", "peak MiB"):
+        table.add_column(
+            heading, justify="left" if heading in ("network", "inputs", "strategy") else "right", no_wrap=True
+        )
+    for row in result.get("draws", []) + result.get("loader", []):
         ratio = row["ratio"]
         peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         quartiles = f"{ratio['low']:.2f} – {ratio['high']:.2f}"
-        cells = (row["network"], str(row["samples"]), row["contender"], f"{row['ms']:.1f}", f"{ratio['median']:.2f}")
-        table.add_row(*cells, quartiles, peak, end_section=row["contender"] == "auto")
+        cells = (row["network"], inputs_of(row), str(row["samples"]), row["contender"])
+        table.add_row(
+            *cells,
+            f"{row['ms']:.1f}",
+            f"{ratio['median']:.2f}",
+            quartiles,
+            peak,
+            end_section=row["contender"] == "auto",
+        )
     console.print(table)
     for row in result.get("shares", []):
         console.print(
@@ -261,12 +308,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument(
-        "--parts", nargs="+", choices=["draws", "head", "tolerance"], default=["draws", "head", "tolerance"]
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure, all of it by default"
     )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--samples", nargs="+", type=int, default=[2**i for i in range(8)], help="numbers of draws")
     parser.add_argument(
-        "--repetitions", type=int, default=16, help="rounds of one draw; fewer where there are more draws"
+        "--repetitions", type=int, default=8, help="rounds of one draw; fewer where there are more draws"
     )
     parser.add_argument("--quick", action="store_true", help="at most 8 draws, fewer rounds")
     parser.add_argument("--no-memory", action="store_true", help="leave the peak memory out")
@@ -281,7 +328,7 @@ def parse() -> argparse.Namespace:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("There is no CUDA device here.")
     if options.quick:
-        options.samples, options.repetitions = [s for s in options.samples if s <= 8] or [8], 6
+        options.samples, options.repetitions = [s for s in options.samples if s <= 8] or [8], 4
     return options
 
 
@@ -294,17 +341,22 @@ def main() -> int:
         return 0
     settings = {k: v for k, v in vars(options).items() if k not in ("json", "force", "peaks_of")}
     result: dict = {"settings": settings, "torch": torch.__version__, "python": platform.python_version()}
+    for part, rows in (("draws", draws), ("loader", loader)):
+        if part in options.parts:
+            result[part] = []
+            for row in rows(options):
+                result[part].append(row)
+                save(result, options)
     if "draws" in options.parts:
-        result["draws"], result["shares"] = draws(options), shares(options)
-    if "head" in options.parts:
-        result["head"] = head(options)
-    if "tolerance" in options.parts:
-        result["tolerance"] = tolerance(options)
-    result["bars"] = bars(result | {"draws": result.get("draws", [])}, options)
+        result["shares"] = shares(options)
+        save(result, options)
+    for name, part in (("head", head), ("tolerance", tolerance)):
+        if name in options.parts:
+            result[name] = part(options)
+            save(result, options)
+    result["bars"] = bars(result, options)
+    save(result, options)
     show(result)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if all(bar["passed"] for bar in result["bars"]) else 1
 
 
