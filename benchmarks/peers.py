@@ -33,24 +33,36 @@ class Task:
     lr: float = 1e-3
     bf16: bool = False
     compile: bool = False
+    graphs: bool = False
+    """Compiled into CUDA graphs, as `byov`'s own loop does it on one GPU."""
+    fused: bool | None = None
+    """torch's fused AdamW for everybody; None leaves the choice to torch."""
 
     def autocast(self) -> AbstractContextManager:
         return torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.bf16)
 
     def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(function) if self.compile else function
+        if not self.compile:
+            return function
+        return torch.compile(function, mode="reduce-overhead" if self.graphs else None)
+
+    def begin(self) -> None:
+        """What the last step's graphs gave may be overwritten from here on."""
+        if self.graphs:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def adamw(self, parameters: Iterable[Tensor], loss: Loss) -> Step:
-        """The usual step: AdamW as it comes, on `parameters`."""
-        optimizer, loss = torch.optim.AdamW(list(parameters), lr=self.lr), self.prepared(loss)
+        """The usual step: AdamW as it comes, on `parameters`. Gradients go at its end: a graph owns their memory."""
+        optimizer, loss = torch.optim.AdamW(list(parameters), lr=self.lr, fused=self.fused), self.prepared(loss)
 
         def step() -> Tensor:
-            optimizer.zero_grad()
+            self.begin()
             with self.autocast():
                 value = loss(self.x, self.y)
             value.backward()
             optimizer.step()
-            return value.detach()
+            optimizer.zero_grad()
+            return value.detach().clone()
 
         return step
 
@@ -149,6 +161,7 @@ def ivon(task: Task) -> Step:
     loss = task.prepared(lambda x, y: F.cross_entropy(net(x), y))
 
     def step() -> Tensor:
+        task.begin()
         with optimizer.sampled_params(train=True):
             optimizer.zero_grad()
             with task.autocast():

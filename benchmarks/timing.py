@@ -20,11 +20,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def interleaved(steps: Mapping[str, Step], repetitions: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every contender's step, one step of each per round.
+def interleaved(
+    steps: Mapping[str, Step], repetitions: int, device: torch.device, burst: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of every contender's step, one step of each per round, or the mean of a `burst` of them.
 
     A disturbance of the machine then falls on all contenders alike. Each round starts with another contender, so that
-    none is always the first one after a pause.
+    none is always the first one after a pause. On a GPU a burst is what training does: the host runs ahead.
     """
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -33,9 +35,10 @@ def interleaved(steps: Mapping[str, Step], repetitions: int, device: torch.devic
         for name in names[shift:] + names[:shift]:
             synchronize(device)
             start = time.perf_counter()
-            steps[name]()
+            for _ in range(burst):
+                steps[name]()
             synchronize(device)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append((time.perf_counter() - start) / burst)
     return seconds
 
 

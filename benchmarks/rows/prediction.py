@@ -1,0 +1,80 @@
+"""Monte-Carlo prediction beside passes of the plain network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timing import Step, interleaved
+from torch import Tensor, nn
+
+import byov
+from rows.setting import Setting, compared
+
+
+def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
+    """`count` draws of every weight on one batch, beside as many passes; as they are and, on a GPU, compiled."""
+    x, _ = setting.inputs(network)
+    steps: dict[str, Step] = {}
+    for compile in dict.fromkeys((False, setting.compile)):
+        net, model = (setting.network(network).eval() for _ in range(2))
+        model = byov.bayesianize(model, byov.Gaussian())
+        if compile:
+            net.compile()
+            model.net.compile()
+        kind = "compiled " if compile else ""
+        steps[f"{kind}passes"] = passes(setting, net, [x], count)
+        steps[f"{kind}draws"] = predicted(setting, model, x, count)
+    seconds = timed(setting, steps, rounds=max(setting.rounds // 2, 3))
+    found = compared(seconds, "passes") | {"draws": count, "batch": len(x)}
+    if setting.compile:
+        found["compiled_ratio"] = compared(
+            {name: seconds[f"compiled {name}"] for name in ("passes", "draws")}, "passes"
+        )["ratio"]["draws"]
+    return found
+
+
+def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) -> dict[str, Any]:
+    """The same over a loader: its batches share every draw. Passes are timed for a few draws' worth: all are alike."""
+    x, _ = setting.inputs(network, batches)
+    parts, few = list(x.split(len(x) // batches)), 4
+    net = setting.network(network).eval()
+    model = byov.bayesianize(net, byov.Gaussian())
+    steps = {"passes": passes(setting, net, parts, few), "draws": predicted(setting, model, parts, count)}
+    seconds = timed(setting, steps, rounds=3 if setting.tiny else 4)
+    seconds["passes"] = [time * count / few for time in seconds["passes"]]
+    return compared(seconds, "passes") | {"draws": count, "batches": batches, "batch": len(parts[0])}
+
+
+def head(setting: Setting, network: str, count: int = 100) -> dict[str, Any]:
+    """`count` draws of the output layer beside one pass; neither compiled: predict watches every call of a network."""
+    x, _ = setting.inputs(network)
+    net = setting.network(network).eval()
+    model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()})
+    steps = {"one pass": passes(setting, net, [x], 1), "draws": predicted(setting, model, x, count)}
+    return compared(timed(setting, steps, setting.rounds), "one pass") | {"draws": count, "batch": len(x)}
+
+
+def passes(setting: Setting, net: nn.Module, parts: list[Tensor], count: int) -> Step:
+    @torch.no_grad()
+    def work() -> None:
+        with setting.autocast():
+            for _ in range(count):
+                for part in parts:
+                    net(part)
+
+    return work
+
+
+def predicted(setting: Setting, model: byov.BayesianModule, x: Tensor | list[Tensor], count: int) -> Step:
+    def work() -> None:
+        with setting.autocast():
+            byov.predict(model, x, count, progress=False)
+
+    return work
+
+
+def timed(setting: Setting, steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    for step in steps.values():
+        step()
+    return interleaved(steps, rounds, setting.device)
