@@ -21,8 +21,8 @@ from byov.data.config import DataConfig
 from byov.posterior import BayesianModule
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import ProbeResult, Scores
-from byov.ssl.table import probe_table
 from byov.ssl.runs import probe_run
+from byov.ssl.table import probe_table
 from byov.train import checkpoint
 from byov.train.config import load_config
 

@@ -22,7 +22,7 @@ from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.runs import probe_run
 from byov.train.config import load_config
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -173,7 +173,8 @@ class Loop:
                 {
                     "recipe": self.recipe,
                     "module": self.task.module.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
+                    # Its moments are most of a checkpoint, and a finished run needs them no more.
+                    "optimizer": self.optimizer.state_dict() if self.step < self.total else {},
                     "step": self.step,
                     "total": self.total,
                     "position": self.batches.state,
@@ -190,7 +191,8 @@ class Loop:
         if state["recipe"].get("data") != self.recipe.get("data"):
             raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
         self.task.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if state["optimizer"]:
+            self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.batches.state = tuple(state["position"])
 
