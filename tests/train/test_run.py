@@ -43,6 +43,15 @@ def test_a_run_is_taken_up_with_its_own_recipe(tmp_path: Path) -> None:
     assert claim(run_of(tmp_path, Recipe()), Recipe(), resume=True) is True
 
 
+def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path) -> None:
+    old = to_dict(Recipe())
+    del old["train"]["clip"]
+    checkpoint.save(tmp_path / "checkpoint.safetensors", {"recipe": {"config": old}, "w": torch.ones(3)})
+    assert claim(tmp_path, Recipe(), resume=True) is True
+    with pytest.raises(ValueError, match="started with train.clip = None, not 1.0"):
+        claim(tmp_path, Recipe(train=TrainConfig(clip=1.0)), resume=True)
+
+
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run = run_of(tmp_path, Recipe())
     before = (run / "checkpoint.safetensors").read_bytes()

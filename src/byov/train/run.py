@@ -13,10 +13,13 @@ from rich.console import Console
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import checkpoint
-from byov.train.config import to_dict
+from byov.train.config import from_dict, to_dict
 from byov.train.loop import Loop, Task, make_fabric
 
-FREE = {"train.minutes", "train.save_minutes", "train.log_every", "train.workers", "data.root", "data.download"}
+FREE = {
+    *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
+    *("data.root", "data.download"),
+}
 """What may differ when a run is taken up again: it changes nothing of the result."""
 
 
@@ -30,7 +33,11 @@ def claim(run: Path, recipe: Any, resume: bool) -> bool:
     if run.exists() and not run.is_dir():
         raise FileExistsError(f"{run} is a file, and a run needs a folder.")
     if exists:
-        before, now = _flat(checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"]), _flat(to_dict(recipe))
+        then = from_dict(type(recipe), checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"])
+        before, now = (
+            _flat(to_dict(then)),
+            _flat(to_dict(recipe)),
+        )  # what a setting was before there was one: its default
         changed = [key for key in now if key not in FREE and now[key] != before.get(key)]
         if changed:
             key = changed[0]
