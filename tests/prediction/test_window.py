@@ -219,6 +219,23 @@ def test_a_network_that_vmap_can_batch_at_first(monkeypatch: pytest.MonkeyPatch)
     assert_close(found.draws, alone(model, batches, 10))
 
 
+def test_batched_attention_is_not_run_as_one_operation() -> None:
+    """That one has no batching rule; the user's own setting is back afterwards."""
+    seen: set[bool] = set()
+
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(torch.backends.mha.get_fastpath_enabled())
+            return super().forward(x)
+
+    model, x = byov.bayesianize(Asks(6, 3), byov.Gaussian()), torch.randn(4, 6)
+    byov.predict(model, x, 5, "loop")
+    assert seen == {True}
+    byov.predict(model, x, 5, "vmap")
+    assert seen == {True, False}
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 # Networks and loaders that could trip it
 
 
