@@ -1,18 +1,29 @@
-"""What the documents show is true: Python runs, commands exist, links lead somewhere."""
+"""What the documents show is true: Python and console blocks run, commands parse, names and links lead somewhere.
+
+Blocks of a page run in order, in one namespace and one empty folder beside the recipes, as a reader would paste them:
+`python` is executed (one that begins with `# name.py` is also that file), `console` is given to the command, and `bash`
+only to the command's own parser, for what takes long. `toml` that begins with `# name.toml` is a recipe that loads.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
 import typer
 from torch import nn
+from typer.testing import CliRunner
 
 import byov
+from byov.cli import VERBS as NAMES
 from byov.cli import app
 from byov.models.registry import create
 from byov.overhead import overhead
@@ -21,7 +32,7 @@ from byov.train import config
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/*.md")
+    for pattern in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/**/*.md")
     for path in ROOT.glob(pattern)
 )
 VERBS: Any = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -37,9 +48,26 @@ def blocks(name: str, language: str) -> list[str]:
 
 def commands(document: str) -> list[list[str]]:
     """The words after `byov` of every command line shown: in a block, indented, or in backquotes."""
-    found = re.findall(r"^(?: {4}|\$ )?(byov [a-z-].*)$", document, re.MULTILINE)
-    found += re.findall(r"`(byov [a-z-][^`]*)`", document)
-    return [shlex.split(line, comments=True)[1:] for line in found]
+    found = lines(document) + re.findall(r"`(?:torchrun [^`]*-m )?byov ([a-z-][^`]*)`", document)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+def lines(document: str) -> list[str]:
+    """What follows `byov` on lines of their own, also behind srun and torchrun; without the shell's $variables."""
+    document = re.sub(r" \$\w+", "", document.replace("\\\n", " "))
+    return re.findall(r"^(?: {4}|\$ )?(?:srun |torchrun .*-m )?byov ([a-z-].*)$", document, re.MULTILINE)
+
+
+def refusal(words: list[str]) -> str | None:
+    """What the command's own parser says against a whole command; it is not run."""
+    verb, *rest = words
+    if verb not in VERBS:
+        return f"there is no byov {verb}"
+    try:
+        VERBS[verb].make_context(verb, rest)
+    except Exception as error:  # click's, or typer's own copy of it
+        return getattr(error, "message", None) or str(error)
+    return None
 
 
 def complaint(words: list[str]) -> str | None:
@@ -52,7 +80,8 @@ def complaint(words: list[str]) -> str | None:
     command = VERBS[verb]
     known = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help": None, "-h": None}
-    arguments = sum(1 for option in command.params if option.param_type_name == "argument")
+    taken = [option.nargs for option in command.params if option.param_type_name == "argument"]
+    arguments = float("inf") if -1 in taken else sum(taken)  # -1: any number, as in byov report RUN…
     given, i = 0, 0
     while i < len(rest):
         name, equals, _ = rest[i].partition("=")
@@ -69,28 +98,84 @@ def complaint(words: list[str]) -> str | None:
             if name.startswith("recipes/") and not (ROOT / name).is_file():
                 return f"there is no {name}"
         i += 1
-    return f"byov {verb} takes {arguments} arguments" if given > arguments else None
+    return f"byov {verb} takes {arguments:g} arguments" if given > arguments else None
 
 
 # Python
 
 
+def run_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the blocks of a page in an empty folder, and give the names that its Python has defined."""
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names: dict[str, Any] = {"__name__": "page"}
+    torch.manual_seed(0)
+    for language, block in re.findall(r"^```(python|console|toml)\n(.*?)^```", text(name), re.MULTILINE | re.DOTALL):
+        file = re.match(r"# (\w+\.(?:py|toml))\n", block)
+        if file:
+            (folder / file[1]).write_text(block)
+            monkeypatch.delitem(sys.modules, file[1].removesuffix(".py"), raising=False)
+        if language == "python":
+            exec(compile(block, name, "exec", dont_inherit=True), names)
+        for line in lines(block) if language == "console" else []:
+            result = CliRunner().invoke(app, shlex.split(line, comments=True))
+            assert result.exit_code == 0, f"{name}: byov {line}\n{result.output}\n{result.exception!r}"
+    return names
+
+
+PAGES = [name for name in DOCUMENTS if re.search(r"^```(python|console)", text(name), re.MULTILINE)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("README.md", "docs/patching.md")])
+def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/patching.md has a test of its own, beside those of its training."""
+    run_page(name, tmp_path, monkeypatch)
+    shown = [line for block in blocks(name, "console") for line in lines(block)]
+    for file in re.findall(r"--(?:out|run) (\S+)", "\n".join(shown)):
+        assert (tmp_path / file).exists(), f"{name}: {file}"
+
+
+def test_a_block_that_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner is no rubber stamp: neither for Python nor for a command that parses and then fails."""
+    for i, block in enumerate(("```python\nassert 1 == 2\n```\n", "```console\n$ byov evaluate runs/none\n```\n")):
+        (tmp_path / f"{i}").mkdir()
+        (tmp_path / f"page{i}.md").write_text(block)
+        with pytest.raises(AssertionError):
+            run_page(str(tmp_path / f"page{i}.md"), tmp_path / f"{i}", monkeypatch)
+
+
 def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All blocks in order, as a reader would paste them; then what the words beside them promise."""
-    monkeypatch.chdir(tmp_path)
-    found, names = blocks("README.md", "python"), {}
+    """And gives what the words beside it promise."""
+    names = run_page("README.md", tmp_path, monkeypatch)
+    model, prediction, unseen = names["model"], names["prediction"], names["unseen"]
+    assert isinstance(model, byov.BayesianModule)
+    assert prediction.samples == 30
+    assert prediction.mean.shape == (450, 10)
+    torch.testing.assert_close(prediction.mean.sum(1), torch.ones(450))
+    assert bool((prediction.mutual_information >= -1e-6).all())
+    assert float((prediction.mean.argmax(1) == unseen.labels).float().mean()) > 0.9
+    assert names["patched"].covered() == ["1.weight", "1.bias", "5.weight", "5.bias"]
+    assert [path.name for path in tmp_path.iterdir()] == ["recipes"]
+
+
+def test_the_recipes_of_the_pages_load(tmp_path: Path) -> None:
+    from byov.ssl.pretrain import Pretrain
+
+    found = [block for name in DOCUMENTS for block in blocks(name, "toml")]
     assert len(found) >= 2
     for block in found:
-        exec(compile(block, "README.md", "exec"), names)
-    model, prediction = names["model"], names["prediction"]
-    assert isinstance(model, byov.BayesianModule)
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-    assert prediction.samples == 20
-    assert prediction.mean.shape == (8, 10)
-    torch.testing.assert_close(prediction.mean.sum(1), torch.ones(8))
-    assert prediction.entropy.shape == prediction.mutual_information.shape == (8,)
-    assert bool((prediction.mutual_information >= -1e-6).all())
-    assert list(tmp_path.iterdir()) == []
+        (tmp_path / "recipe.toml").write_text(block)
+        config.load_config(Pretrain, tmp_path / "recipe.toml")
+
+
+def test_parts_are_found_without_an_import_of_their_own() -> None:
+    for name in byov._PARTS:
+        assert byov.__getattr__(name) is import_module(f"byov.{name}")
+    assert "exploration" in byov._PARTS
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        byov.__getattr__("nothing")
 
 
 def test_every_name_of_the_documents_exists() -> None:
@@ -100,10 +185,10 @@ def test_every_name_of_the_documents_exists() -> None:
                 continue
             if (ROOT / "src" / "byov" / name[1:].replace(".", "/")).exists():
                 continue
-            here: Any = byov
-            for part in name[1:].split("."):
-                assert hasattr(here, part), f"{document}: byov{name}"
-                here = getattr(here, part)
+            try:
+                resolve_name(f"byov{name}")
+            except (AttributeError, ImportError):
+                pytest.fail(f"{document}: byov{name}")
 
 
 def test_the_methods_named_in_the_readme_exist() -> None:
@@ -132,6 +217,21 @@ def test_the_commands_of_a_document_parse(name: str) -> None:
     assert [f"byov {' '.join(words)}: {why}" for words in commands(text(name)) if (why := complaint(words))] == []
 
 
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if lines(text(name))])
+def test_whole_commands_are_taken_by_the_parser(name: str) -> None:
+    """Those on lines of their own: types, choices and what is required, too."""
+    shown = [shlex.split(line, comments=True) for line in lines(text(name))]
+    assert [f"byov {' '.join(words)}: {why}" for words in shown if "…" not in words and (why := refusal(words))] == []
+
+
+def test_the_readme_has_every_command_with_an_example() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| `byov (\w+)[^`]*` \|$", text("README.md"), re.MULTILINE)
+    assert [verb for verb, _ in rows] == NAMES
+    assert all(verb == example for verb, example in rows)
+    shown = re.findall(r"^\| `\w+` \| .+ \| `byov ([^`]*)` \|$", text("README.md"), re.MULTILINE)
+    assert [why for line in shown if (why := refusal(shlex.split(line)))] == []
+
+
 def test_the_commands_of_sources_and_recipes_parse() -> None:
     """The examples in each verb's help, and whatever a recipe's comments show."""
     shown = {verb: command.help for verb, command in VERBS.items()}
@@ -152,7 +252,32 @@ def test_settings_named_in_the_documents_exist() -> None:
     found = {word.rstrip(".`") for each in texts for word in re.findall(r"--set ([a-z_.]+=[^\s`]+)", each)}
     assert "train.minutes=10" in found
     for change in found:
-        config.load_config(Supervised if change.startswith("posterior.family") else Pretrain, None, [change])
+        tries = [(cls, [change, *more]) for cls in (Supervised, Pretrain) for more in ([], ["train.warmup=0"])]
+        assert any(_loads(cls, None, changes) for cls, changes in tries), change
+
+
+def _loads(cls: type, recipe: Path | None, changes: list[str]) -> bool:
+    try:
+        config.load_config(cls, recipe, changes)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if re.search("byov (pretrain|train) ", text(name))])
+def test_recipes_take_the_settings_of_a_whole_command(name: str, tmp_path: Path) -> None:
+    """byov pretrain and byov train on lines of their own: the recipe, of the page or of the repository, with --set."""
+    from byov.ssl.pretrain import Pretrain
+    from byov.train.supervised import Supervised
+
+    for block in blocks(name, "toml"):
+        (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
+    for verb, *words in (shlex.split(line, comments=True) for line in lines(text(name))):
+        if verb in ("pretrain", "train"):
+            given = VERBS[verb].make_context(verb, words).params
+            recipe = next(p / given["recipe"] for p in (tmp_path, ROOT) if (p / given["recipe"]).is_file())
+            changes = given["set_"] or []
+            config.load_config(Pretrain if verb == "pretrain" else Supervised, recipe, changes)
 
 
 def test_what_would_not_parse_is_found() -> None:
@@ -161,6 +286,7 @@ def test_what_would_not_parse_is_found() -> None:
         "```bash\nbyov probes runs/x\n```\nuse `byov probe runs/x --fast`, or\n\n    byov pretrain recipes/none.toml\n"
     )
     document += "and `byov overhead a b`, `byov probe runs/x --out`, `byov probe runs/x --samples=3 --force  # fine`"
+    document += " and `byov report runs/x runs/y runs/z`"
     assert [complaint(words) for words in commands(document)] == [
         "there is no byov probes",
         "there is no recipes/none.toml",
@@ -168,7 +294,12 @@ def test_what_would_not_parse_is_found() -> None:
         "byov overhead takes 1 arguments",
         "byov probe --out needs a value",
         None,
+        None,
     ]
+    assert commands("    torchrun --nnodes 2 \\\n  -m byov train --run x\n") == [["train", "--run", "x"]]
+    assert refusal(["prune", "runs/x"]) is not None  # --out is required
+    assert refusal(["probe", "runs/x", "--samples", "many"]) is not None
+    assert refusal(["probe", "runs/x", "--samples", "3"]) is None
 
 
 def test_the_readme_names_only_targets_of_the_makefile() -> None:
@@ -203,6 +334,9 @@ def anchors(document: str) -> set[str]:
 
 def test_all_documents_are_looked_at() -> None:
     assert {"README.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/shifted_data.md"} <= set(DOCUMENTS)
+    assert {"docs/index.md", "docs/api/posterior.md"} <= set(DOCUMENTS)
+    nav = set(re.findall(r": ([\w/]+\.md)$", text("mkdocs.yml"), re.MULTILINE))
+    assert nav == {n.removeprefix("docs/") for n in DOCUMENTS if n not in ("README.md", "CONTRIBUTING.md")}
 
 
 def test_files_named_in_the_contributing_guide_exist() -> None:
@@ -211,3 +345,22 @@ def test_files_named_in_the_contributing_guide_exist() -> None:
     assert len(named) >= 3
     places = (ROOT, ROOT / "src", ROOT / "src" / "byov")
     assert [n for n in named if not n.endswith("yours.py") and not any((place / n).exists() for place in places)] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """As `make docs` builds it. Equations become MathML, and no page loads anything from elsewhere."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    pytest.importorskip("latex2mathml")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("byov", "patching", "add_a_family"):
+        page, source = (tmp_path / f"{name}.html").read_text(), re.sub(r"`[^`]*`", "", text(f"docs/{name}.md"))
+        assert page.count('display="block"') == len(re.findall(r"^\$\$ .+ \$\$$", source, re.MULTILINE)) > 0
+        assert "arithmatex" not in page
+    for path in tmp_path.rglob("*.html"):
+        assert not re.search(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//', path.read_text()), path
+        assert not re.search(r'<link[^>]+href="(?:https?:)?//', path.read_text()), path
+    assert "bayesianize" in (tmp_path / "api" / "posterior.html").read_text()
+    assert (tmp_path / "results" / "index.html").exists()
