@@ -153,9 +153,6 @@ def main() -> int:
         for row in options.rows:
             print(f"{row.name:18} {'≥' if row.at_least else '≤'} {number(row.bar, row):7} {row.title}")
         return 0
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     cuda = device.type == "cuda"
     if cuda:
@@ -169,6 +166,9 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(options.threads)
     measure(options.rows, book, setting, options)
     statuses = {line["status"] for line in show(options.rows, book)}
     return 1 if statuses & {"MISSED", FAILED} else 3 if MISSING in statuses else 0

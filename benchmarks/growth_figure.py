@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 LABELS = {
     "parameters": "parameters of the network",
@@ -52,4 +53,9 @@ def panel(ax: Axes, points: list[dict[str, Any]], unit: str) -> None:
     last = points[-1][unit][list(points[0][unit])[-1]]
     ax.plot(at, [last * x / at[-1] for x in at], color="#999999", linestyle=":", label="in proportion")
     ax.set(xscale="log", yscale="log")
+    ax.set_xticks(at, [f"{x / 1e6:.3g} M" if x >= 1e5 else str(x) for x in at])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
     ax.grid(True, which="major", color="#dddddd", linewidth=0.6)

@@ -29,7 +29,7 @@ from rich.table import Table
 from timing import Ratio, interleaved, peak_bytes
 from torch import nn
 
-GAUSSIAN_BAR = 1.25
+GAUSSIAN_BAR = 1.15
 MODELS: dict[str, tuple[int, int]] = {
     "vit_ti4": (32, 10),
     "resnet18": (224, 1000),

@@ -7,20 +7,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
-ALL = Path(__file__).parents[1] / "benchmarks" / "all.py"
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+TINY = ("--device", "cpu", "--threads", "1", "--tiny")
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ALL), "--device", "cpu", "--threads", "1", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    command = [sys.executable, str(FOLDER / "all.py"), *TINY, *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     file = tmp_path / "all.json"
-    first = run("--tiny", "--json", file, "--only", "draws-vit-ti4")
+    first = run("--json", file, "--only", "draws-vit-ti4")
     assert first.returncode in (0, 1), first.stderr  # these sizes say nothing about the bar
     before = json.loads(file.read_text())
     rows = {row["row"]: row for row in before["rows"]}
@@ -29,7 +32,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert first.returncode == int(rows["draws-vit-ti4"]["status"] == "MISSED")
     assert rows["regression"]["status"] == "not measured yet"
 
-    second = run("--tiny", "--json", file, "--only", "draws-vit-ti4", "regression")
+    second = run("--json", file, "--only", "draws-vit-ti4", "regression")
     after = json.loads(file.read_text())
     assert after["measurements"]["loader"] == before["measurements"]["loader"]
     ratio = after["measurements"]["regression"]["ratio"]["looped"]["median"]
@@ -37,18 +40,41 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert "regression MLP, looped ÷ batched" in second.stdout
 
 
-def test_no_time_starts_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import all as command  # benchmarks/all.py
+
+    return command
+
+
+def test_what_is_asked_wrongly_is_refused(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def status(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["all.py", *TINY, *words])
+        return command.main()
+
+    with pytest.raises(SystemExit, match="2"):
+        status("--only", "nonsense")
+    assert "There is no row nonsense" in capsys.readouterr().err
     file = tmp_path / "all.json"
-    assert run("--tiny", "--minutes", 0, "--only", "regression").returncode == 3
     file.write_text(json.dumps({"about": {"device": "another"}, "rows": [], "measurements": {}}))
-    refused = run("--tiny", "--json", file, "--only", "regression")
-    assert (refused.returncode, "--force starts over" in refused.stderr) == (2, True)
+    assert status("--json", str(file)) == 2
+    assert "--force starts over" in capsys.readouterr().err
     assert json.loads(file.read_text())["about"] == {"device": "another"}
+    assert status("--list") == 0
+    assert "regression" in capsys.readouterr().out
 
 
-def test_rows_have_names() -> None:
-    listed = run("--list").stdout
-    assert "regression" in listed
-    unknown = run("--only", "nonsense")
-    assert unknown.returncode == 2
-    assert "There is no row nonsense" in unknown.stderr
+def test_a_row_says_whether_it_passed(command: ModuleType) -> None:
+    rows, _ = command.table("cuda")
+    step, flops = (next(row for row in rows if row.name == name) for name in ("gaussian-vit-s16", "flops-vit-s16"))
+    for ratio, tflops, statuses in ((1.01, 400.0, ["pass", "pass"]), (1.03, 200.0, ["MISSED", "MISSED"])):
+        part = {"median": ratio, "low": ratio, "high": ratio}
+        rates = {"step": tflops * 1e12, "deterministic": 4e14, "product": 7e14, "known": 7.9e14}
+        found = {"ms": {}, "ratio": {"byov Gaussian": part}, **rates}
+        book = command.Book(None, {}, False)
+        book.kept = {"vit_s16": found}
+        assert [command.outcome(row, book)["status"] for row in (step, flops)] == statuses
+    assert command.outcome(step, command.Book(None, {}, False))["status"] == "not measured yet"

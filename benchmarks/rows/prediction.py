@@ -15,23 +15,26 @@ from rows.setting import Setting, compared
 def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
     """`count` draws of every weight on one batch, beside as many passes; as they are and, on a GPU, compiled."""
     x, _ = setting.inputs(network)
-    steps: dict[str, Step] = {}
-    for compile in dict.fromkeys((False, setting.compile)):
-        net, model = (setting.network(network).eval() for _ in range(2))
-        model = byov.bayesianize(model, byov.Gaussian())
-        if compile:
-            net.compile()
-            model.net.compile()
-        kind = "compiled " if compile else ""
-        steps[f"{kind}passes"] = passes(setting, net, [x], count)
-        steps[f"{kind}draws"] = predicted(setting, model, x, count)
-    seconds = timed(setting, steps, rounds=max(setting.rounds // 2, 3))
-    found = compared(seconds, "passes") | {"draws": count, "batch": len(x)}
+    rounds = max(setting.rounds // 2, 3)
+    found = compared(timed(setting, both(setting, network, x, count), rounds), "passes")
+    found |= {"draws": count, "batch": len(x)}
     if setting.compile:
-        found["compiled_ratio"] = compared(
-            {name: seconds[f"compiled {name}"] for name in ("passes", "draws")}, "passes"
-        )["ratio"]["draws"]
+        try:
+            compiled = compared(timed(setting, both(setting, network, x, count, compile=True), rounds), "passes")
+        except Exception as error:  # the numbers without it are still worth having
+            return found | {"compiled_error": f"{type(error).__name__}: {str(error).strip()[:200]}"}
+        found["ms"] |= {f"compiled {name}": ms for name, ms in compiled["ms"].items()}
+        found["compiled_ratio"] = compiled["ratio"]["draws"]
     return found
+
+
+def both(setting: Setting, network: str, x: Tensor, count: int, compile: bool = False) -> dict[str, Step]:
+    net = setting.network(network).eval()
+    model = byov.bayesianize(setting.network(network).eval(), byov.Gaussian())
+    if compile:
+        net.compile()
+        model.net.compile()
+    return {"passes": passes(setting, net, [x], count), "draws": predicted(setting, model, x, count)}
 
 
 def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) -> dict[str, Any]:

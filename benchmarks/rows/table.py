@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rows import machine, prediction, pretraining, regressions, training
+from rows import machine, prediction, regressions, training
 from rows.setting import Setting
 
 Found = dict[str, Any]
@@ -46,9 +46,14 @@ def ratio(contender: str, key: str = "ratio") -> Callable[[Found], Reading | Non
         part = found.get(key, {}).get(contender)
         if part is None:
             return None
-        how = " – ".join(dict.fromkeys(found["how"].values())) if found.get("how") else ""
+        how = found.get("how", {})
+        kinds = set(how.values())
+        if len(kinds) > 1:
+            said = "; " + ", ".join(f"{name}: {kind}" for name, kind in how.items())
+        else:
+            said = f"; {kinds.pop()}" if kinds else ""
         times = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found["ms"].items())
-        return Reading(part["median"], part["low"], part["high"], f"{times}{'; ' if how else ''}{how}")
+        return Reading(part["median"], part["low"], part["high"], times + said)
 
     return read
 
@@ -90,7 +95,8 @@ def draws(found: Found) -> Reading:
     """Compiled on both sides where it was, else neither."""
     part = found.get("compiled_ratio") or found["ratio"]["draws"]
     times = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found["ms"].items())
-    return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']})")
+    failed = f"; compiled: {found['compiled_error']}" if "compiled_error" in found else ""
+    return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']}){failed}")
 
 
 def share(found: Found) -> Reading:
@@ -121,6 +127,12 @@ def flops(setting: Setting) -> Found:
     }
 
 
+def epoch(setting: Setting) -> Found:
+    from rows import pretraining  # it brings Lightning, which takes seconds to import
+
+    return pretraining.epoch(setting)
+
+
 def pair(network: str, contender: str, to: str = "deterministic") -> Measurement:
     return partial(training.step, network=network, contenders=[to, contender])
 
@@ -133,7 +145,7 @@ CUDA_MEASUREMENTS: dict[str, Measurement] = {
     "resnet18": pair("resnet18", GAUSSIAN),
     "resnet18 EMP": pair("resnet18", "byov EMP"),
     "resnet18 ECMP": pair("resnet18", "byov ECMP"),
-    "pretraining": pretraining.epoch,
+    "pretraining": epoch,
     "vit_ti4 draws": partial(prediction.draws, network="vit_ti4"),
     "vit_s16 draws": partial(prediction.draws, network="vit_s16"),
     "vit_s16 head": partial(prediction.head, network="vit_s16"),
