@@ -20,6 +20,7 @@ import pytest
 import torch
 import typer
 from torch import nn
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 import byov
@@ -48,14 +49,14 @@ def blocks(name: str, language: str) -> list[str]:
 
 def commands(document: str) -> list[list[str]]:
     """The words after `byov` of every command line shown: in a block, indented, or in backquotes."""
-    found = lines(document) + re.findall(r"`(?:torchrun [^`]*-m )?byov ([a-z-][^`]*)`", document)
+    found = lines(document) + re.findall(r"`(?:torchrun [^`]*-m -- )?byov ([a-z-][^`]*)`", document)
     return [shlex.split(line, comments=True) for line in found]
 
 
 def lines(document: str) -> list[str]:
     """What follows `byov` on lines of their own, also behind srun and torchrun; without the shell's $variables."""
     document = re.sub(r" \$\w+", "", document.replace("\\\n", " "))
-    return re.findall(r"^(?: {4}|\$ )?(?:srun |torchrun .*-m )?byov ([a-z-].*)$", document, re.MULTILINE)
+    return re.findall(r"^(?: {4}|\$ )?(?:srun |torchrun .*-m -- )?byov ([a-z-].*)$", document, re.MULTILINE)
 
 
 def refusal(words: list[str]) -> str | None:
@@ -224,6 +225,19 @@ def test_whole_commands_are_taken_by_the_parser(name: str) -> None:
     assert [f"byov {' '.join(words)}: {why}" for words in shown if "…" not in words and (why := refusal(words))] == []
 
 
+def test_torchrun_hands_over_every_word() -> None:
+    """Its parser takes `--run` for an abbreviation of its own options, unless two dashes stand before byov."""
+    shown = []
+    for name in DOCUMENTS:
+        document = text(name).replace("\\\n", " ").replace("$", "")
+        shown += re.findall(r"(?:^|`)torchrun ([^`\n]*byov [^`\n]*)", document, re.MULTILINE)
+    assert len(shown) >= 3
+    for line in shown:
+        given = get_args_parser().parse_args(shlex.split(line))
+        assert (given.module, given.training_script) == (True, "byov")
+        assert given.training_script_args == shlex.split(line.partition("byov ")[2])
+
+
 def test_the_readme_has_every_command_with_an_example() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \| `byov (\w+)[^`]*` \|$", text("README.md"), re.MULTILINE)
     assert [verb for verb, _ in rows] == NAMES
@@ -296,7 +310,7 @@ def test_what_would_not_parse_is_found() -> None:
         None,
         None,
     ]
-    assert commands("    torchrun --nnodes 2 \\\n  -m byov train --run x\n") == [["train", "--run", "x"]]
+    assert commands("    torchrun --nnodes 2 \\\n  -m -- byov train --run x\n") == [["train", "--run", "x"]]
     assert refusal(["prune", "runs/x"]) is not None  # --out is required
     assert refusal(["probe", "runs/x", "--samples", "many"]) is not None
     assert refusal(["probe", "runs/x", "--samples", "3"]) is None
