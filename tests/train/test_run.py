@@ -48,7 +48,7 @@ def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path)
     del old["train"]["clip"]
     checkpoint.save(tmp_path / "checkpoint.safetensors", {"recipe": {"config": old}, "w": torch.ones(3)})
     assert claim(tmp_path, Recipe(), resume=True) is True
-    with pytest.raises(ValueError, match="started with train.clip = None, not 1.0"):
+    with pytest.raises(ValueError, match=r"started with train\.clip = None, not 1\.0"):
         claim(tmp_path, Recipe(train=TrainConfig(clip=1.0)), resume=True)
 
 
