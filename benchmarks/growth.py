@@ -1,6 +1,6 @@
 """How time and memory grow with parameters, batch and draws, drawn as one figure.
 
-    python benchmarks/growth.py                    # 1 to 30 M parameters on two CPU threads
+    python benchmarks/growth.py                    # 1 to 30 M parameters, processor time of one CPU thread
     python benchmarks/growth.py --device cuda      # 1 to 300 M, bfloat16
     python benchmarks/growth.py --draw-only        # the figure again, from what was measured
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -100,9 +101,9 @@ def point(sweep: str, x: int, options: argparse.Namespace) -> dict[str, Any]:
     steps = {name: build(name, width, batch, draws, device) for name in contenders}
     for step in steps.values():
         step()
-        step()
     synchronize(device)
-    seconds = interleaved(steps, options.rounds, device, burst=5 if device.type == "cuda" else 1)
+    burst, clock = (5, time.perf_counter) if device.type == "cuda" else (1, time.process_time)
+    seconds = interleaved(steps, options.rounds, device, burst, clock)
     at = sum(p.numel() for p in network(width, torch.device("meta")).parameters()) if sweep == "parameters" else x
     ms = {name: 1000 * median(times) for name, times in seconds.items()}
     return {"at": at, "width": width, "batch": batch, "draws": draws, "ms": ms, "mib": memory}
@@ -131,7 +132,9 @@ def measure(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     if file.exists() and not options.force:
         result = json.loads(file.read_text())
     fixed = dict(zip(("width", "batch"), FIXED[kind], strict=True))
-    result["about"] = {"hardware": hardware(options.device), "torch": torch.__version__, "device": kind, **fixed}
+    how = "bfloat16" if kind == "cuda" else f"processor time, threads: {options.threads}"
+    about = {"hardware": hardware(options.device), "torch": torch.__version__, "device": kind, "how": how}
+    result["about"] = about | fixed | {"rounds": options.rounds}
     for sweep, xs in places.items():
         for x in xs:
             if str(x) in result["sweeps"][sweep]:
@@ -150,7 +153,7 @@ def measure(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of every point")
     parser.add_argument("--force", action="store_true", help="measure again what the file holds")
     parser.add_argument("--draw-only", action="store_true", help="draw what was measured")

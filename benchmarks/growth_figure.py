@@ -36,7 +36,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     handles = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
     figure.legend(handles.values(), [str(name) for name in handles], loc="outside upper center", ncols=4, frameon=False)
     about = result["about"]
-    text = f"{about['hardware']}, torch {about['torch']}; ViT, 32 px, patch 4, depth 12"
+    text = f"{about['hardware']}, torch {about['torch']}, {about['how']}; ViT, 32 px, patch 4, depth 12"
     figure.supxlabel(f"{text}; width {about['width']} and batch {about['batch']} where they do not grow", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     for ending in ("svg", "png"):
