@@ -78,3 +78,16 @@ def test_a_row_says_whether_it_passed(command: ModuleType) -> None:
         book.kept = {"vit_s16": found}
         assert [command.outcome(row, book)["status"] for row in (step, flops)] == statuses
     assert command.outcome(step, command.Book(None, {}, False))["status"] == "not measured yet"
+
+
+def test_a_cliff_is_more_than_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from growth import cliffs
+
+    def sweep(ms: list[float], mib: list[float]) -> dict[str, dict]:
+        places = zip((10, 20, 40), ms, mib, strict=True)
+        return {str(at): {"at": at, "ms": {"byov Gaussian": a}, "mib": {"byov Gaussian": b}} for at, a, b in places}
+
+    assert cliffs({"batch": sweep([1.0, 1.5, 3.0], [5.0, 5.0, 5.0])}) == []
+    assert cliffs({"batch": sweep([1.0, 2.0, 4.0], [1.0, 2.0, 8.0])}) == ["batch 20 → 40: mib × 2.00 of proportion"]
+    assert cliffs({"batch": sweep([1.0, 4.0, 8.0], [1.0, 2.0, 4.0])}) == ["batch 10 → 20: ms × 2.00 of proportion"]
