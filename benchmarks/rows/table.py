@@ -41,6 +41,12 @@ class Row:
         return value >= self.bar if self.at_least else value <= self.bar
 
 
+def times_of(found: Found) -> str:
+    return ", ".join(
+        f"{name} {ms:,.0f} ms" if ms >= 1000 else f"{name} {ms:.4g} ms" for name, ms in found["ms"].items()
+    )
+
+
 def ratio(contender: str, key: str = "ratio") -> Callable[[Found], Reading | None]:
     def read(found: Found) -> Reading | None:
         part = found.get(key, {}).get(contender)
@@ -52,7 +58,7 @@ def ratio(contender: str, key: str = "ratio") -> Callable[[Found], Reading | Non
             said = "; " + ", ".join(f"{name}: {kind}" for name, kind in how.items())
         else:
             said = f"; {kinds.pop()}" if kinds else ""
-        times = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found["ms"].items())
+        times = times_of(found)
         return Reading(part["median"], part["low"], part["high"], times + said)
 
     return read
@@ -94,7 +100,7 @@ def memory(found: Found) -> Reading | None:
 def draws(found: Found) -> Reading:
     """Compiled on both sides where it was, else neither."""
     part = found.get("compiled_ratio") or found["ratio"]["draws"]
-    times = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found["ms"].items())
+    times = times_of(found)
     failed = f"; compiled: {found['compiled_error']}" if "compiled_error" in found else ""
     return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']}){failed}")
 
