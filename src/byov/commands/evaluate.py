@@ -20,7 +20,7 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help="A pretraining run's folder or checkpoint (a linear probe is fitted on the training split),"
+            help="A run's folder or checkpoint (of byov pretrain: a linear probe is fitted on the training split),"
             " or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
         ),
     ],
