@@ -235,6 +235,7 @@ def test_a_baseline_gives_corruption_errors(monkeypatch, capsys, folder) -> None
         (["--data", "digits", "--shift", "fog"], "corruptions, not 'fog'"),
         (["--data", "digits", "--strategy", "quick"], "'vmap', not 'quick'"),
         (["--data", "digits", "--bins", "0"], "bins"),
+        (["--data", "digits", "--precision", "16"], "32-true or bf16-mixed, not '16'"),
         (["--data", "digits", "--device", "abacus"], "no device 'abacus'"),
         (["--data", "digits", "--out", "."], "a folder"),
         ([], "--data NAME"),
@@ -300,6 +301,22 @@ def test_a_folder_is_resized_and_standardised_as_asked(monkeypatch, capsys, fold
     status, _, err = command(monkeypatch, capsys, run_folder, "--data", "folder:odd", "--out", "odd.json")
     assert status == 2
     assert "different classes (3 and 2)" in err
+
+
+def test_half_the_precision_is_asked_for_and_said(monkeypatch, capsys, folder, run_folder) -> None:
+    for model, *words in (("python:some_nets:bayes", "--data", "digits"), (run_folder, "--train-limit", 120)):
+        saved = {}
+        for precision in ("32-true", "bf16-mixed"):
+            out = f"{words[0]}-{precision}.json".lstrip("-")
+            more = [*words, "--limit", 60, "--samples", 2, "--out", out, "--precision", precision]
+            status, _, err = command(monkeypatch, capsys, model, *more)
+            assert (status, err) == (0, "")
+            saved[precision] = json.loads((folder / out).read_text())
+        full, half = (saved[p]["rows"][0] for p in ("32-true", "bf16-mixed"))
+        assert [saved[p]["protocol"]["precision"] for p in saved] == [None, "bf16-mixed"]
+        for reading in ("at_mean", "under_draws"):
+            assert half[reading]["nll"] != full[reading]["nll"]
+            assert half[reading]["nll"] == pytest.approx(full[reading]["nll"], rel=0.1)
 
 
 # A pretraining run

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+import byov
 from byov.data import Batch
 from byov.data.datasets import ImageSet
 from byov.train import checkpoint
@@ -274,6 +275,21 @@ def test_without_a_warm_up_it_starts_at_the_top(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.1 * (1 + cos(pi * k / 12)) / 2 for k in range(12)])
 
 
+def test_log_variances_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
+    def spread(name: str, factor: float) -> Tensor:
+        config = replace(CONFIG, optimizer="adam", lr=1e-3, log_var_lr=factor)
+        task = Regression(images())
+        task.module.net = byov.bayesianize(task.module.net, byov.Gaussian(-8.0))  # type: ignore[assignment]
+        Loop(make_fabric(config), task, config, tmp_path / name, {"config": {}, "data": {"digest": "x"}}).fit()
+        return task.module.net.q[0].log_var.detach() + 8.0  # type: ignore[index, union-attr, return-value]
+
+    torch.manual_seed(0)
+    assert not spread("still", 0.0).any()
+    # Adam's first step is the learning rate's size, whatever the gradient's: twelve steps of the cosine's sum at most.
+    assert 1e-4 < spread("slow", 1.0).abs().max() < 0.0075
+    assert 5e-3 < spread("fast", 50.0).abs().max() < 50 * 0.0075
+
+
 def test_gradients_are_clipped_to_their_norm(tmp_path: Path) -> None:
     free, clipped = make(tmp_path / "a"), make(tmp_path / "b", replace(CONFIG, clip=0.3))
     raw, cut = spy(free)[1], spy(clipped)[1]
@@ -396,6 +412,8 @@ def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, n
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
+        ({"log_var_lr": -1.0}, "train.log_var_lr is at least 0, not -1.0"),
+        ({"log_var_lr": nan}, "train.log_var_lr is at least 0, not nan"),
         ({"epochs": 0}, "train.epochs is at least 1, not 0"),
         ({"batch": 0}, "train.batch is at least 1"),
         ({"accumulate": 0}, "train.accumulate is at least 1"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from byov.data import ImageSet
     from byov.evaluation.results import Results
     from byov.evaluation.rows import Row
-    from byov.evaluation.subjects import Subject
+    from byov.evaluation.subjects import Reading, Subject
 
 
 def command(
@@ -57,6 +57,9 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     batch_size: Annotated[int, typer.Option(help="Images at a time; it changes no result.")] = 512,
+    precision: Annotated[
+        str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU, probes stay float32.")
+    ] = "32-true",
     resume: Annotated[
         bool, typer.Option("--resume/--force", help="Go on with the rows in --out, or overwrite that file.")
     ] = True,
@@ -80,7 +83,7 @@ def command(
     if out.is_dir():
         raise ValueError(f"{out} is a folder: --out takes the name of a file.")
     place = choose_device(device)
-    reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place)  # type: ignore[arg-type]
+    reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place, precision)  # type: ignore[arg-type]
     found = subject(model, reading)
     name = data or found.data
     if name is None:
@@ -108,6 +111,7 @@ def command(
         **_made_of(found, model, images, split, train),
         "conventions": {**conventions(bins), "strengths": strength_note(shift, images)},
         "device": place.type,
+        "precision": _precision(reading),
         "versions": _versions(),
     }
     other = read_baseline(baseline, protocol) if baseline is not None else None
@@ -128,6 +132,15 @@ def _made_of(found: Subject, model: str, images: ImageSet, split: str, train: Im
         "train": fitted,
         "model": {**weights, **found.about(train)},
     }
+
+
+def _precision(reading: Reading) -> str | None:
+    """None where every product is float32: what files say that are older than this line."""
+    import torch
+
+    if reading.autocast is not None:
+        return reading.precision
+    return "tf32" if reading.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else None  # type: ignore[union-attr]
 
 
 def _versions() -> dict[str, str]:

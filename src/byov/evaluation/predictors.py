@@ -40,6 +40,7 @@ class Classifier:
         strategy: of `byov.predict`. "auto" times its strategies, so that the last digits may differ between two calls.
         seed: of the draws.
         batch_size: a matter of speed and memory, not of the result.
+        autocast: the dtype of mixed precision, say torch.bfloat16.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Classifier:
         strategy: Strategy = "loop",
         seed: int = 0,
         batch_size: int = 512,
+        autocast: torch.dtype | None = None,
     ) -> None:
         if strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {strategy!r}.")
         if batch_size < 1:
             raise ValueError(f"A batch has at least one image, not {batch_size}.")
         self.net, self.strategy, self.seed, self.batch_size = net.eval(), strategy, seed, batch_size
-        self.device = device_of(net)
+        self.device, self.autocast = device_of(net), autocast
         self.mean, self.std = (
             None if values is None else torch.tensor(values, device=self.device).view(1, -1, 1, 1)
             for values in (mean, std)
@@ -67,6 +69,10 @@ class Classifier:
         return isinstance(self.net, BayesianModule)
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            return self._predict(images, samples)
+
+    def _predict(self, images: Tensor, samples: int | None) -> Prediction:
         if samples is not None:
             generator = Generator(self.device).manual_seed(stream(self.seed, READ))
             return predict(self.net, self._batches(images), samples, self.strategy, None, generator, progress=False)

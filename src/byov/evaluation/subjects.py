@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import nn
@@ -22,10 +22,12 @@ from byov.ssl.features import Encoder
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.train import checkpoint, supervised
 
+Precision = Literal["32-true", "bf16-mixed"]
+
 
 @dataclass(frozen=True)
 class Reading:
-    """How a model is read: draws, their seed and strategy, and where."""
+    """How a model is read: draws, their seed and strategy, where and how precisely."""
 
     samples: int = 30
     strategy: Strategy = "loop"
@@ -36,11 +38,19 @@ class Reading:
     """Standardise the images of an entry point's network by the training split's moments."""
     batch_size: int = 512
     device: torch.device | str = "cpu"
+    precision: Precision = "32-true"
+    """Of the network; probes and probabilities are float32 either way."""
 
     def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
         for name in ("samples", "fit_samples", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, not {getattr(self, name)}.")
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.precision == "bf16-mixed" else None
 
 
 class Subject(Protocol):
@@ -98,7 +108,8 @@ class Pretrained:
     def predictor(self, train: ImageSet | None) -> Predictor:
         assert train is not None
         assert train.labels is not None
-        options: dict[str, Any] = {"device": self.reading.device, "batch_size": self.reading.batch_size}
+        r = self.reading
+        options: dict[str, Any] = {"device": r.device, "batch_size": r.batch_size, "autocast": r.autocast}
         classes, settings = len(train.class_names), self._settings(train)
         return Probed(
             Probe.fit(self.module, train.images, train.labels, classes, settings, **options, **self._normalised())
@@ -157,7 +168,13 @@ class Network:
 
     def predictor(self, train: ImageSet | None) -> Predictor:
         r = self.reading
-        return Classifier(self.weights, **self.about(train), strategy=r.strategy, seed=r.seed, batch_size=r.batch_size)
+        how: dict[str, Any] = {
+            "strategy": r.strategy,
+            "seed": r.seed,
+            "batch_size": r.batch_size,
+            "autocast": r.autocast,
+        }
+        return Classifier(self.weights, **self.about(train), **how)
 
 
 def pretrained(path: Path, about: dict[str, Any], reading: Reading) -> Subject:

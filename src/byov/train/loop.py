@@ -46,6 +46,8 @@ class TrainConfig:
     lr: float = 1e-3
     lr_batch: int | None = None
     """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
+    log_var_lr: float = 1.0
+    """The learning rate of a Gaussian's ρ = log σ², in units of `lr`: in a short run σ moves too little at 1."""
     weight_decay: float = 0.0
     momentum: float = 0.9
     eta: float = 1e-3
@@ -73,6 +75,8 @@ class TrainConfig:
                 raise ValueError(f"train.{name} is at least 1, not {getattr(self, name)}.")
         if not self.lr > 0:
             raise ValueError(f"train.lr is above 0, not {self.lr}.")
+        if not self.log_var_lr >= 0:
+            raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
         if self.warmup < 0 or self.weight_decay < 0:
             raise ValueError("train.warmup and train.weight_decay are at least 0.")
         if self.warmup > self.epochs:
@@ -240,7 +244,7 @@ class Loop:
     def _optimize(self, parts: list[Batch]) -> Any:
         lr = warmup_cosine(self.step, self.total, round(self.config.warmup * self.steps_per_epoch), self.base_lr)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * (self.config.log_var_lr if group["role"] == "log_var" else 1.0)
         out = None
         for i, batch in enumerate(parts):
             last = i == len(parts) - 1

@@ -290,23 +290,6 @@ def build_optimizer(
     raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
 
 
-def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give every group the learning rate `lr`, times the group's `lr_scale`.
-
-    Where a group has none, it is the ratio of its learning rate to the optimizer's own when this is first called; it is
-    kept in the group, so that a learning rate of 0 on the way does not lose it.
-    """
-    _check(lr=lr)
-    own = float(optimizer.defaults["lr"])
-    for group in optimizer.param_groups:
-        group.setdefault("lr_scale", float(group["lr"]) / own if own else 1.0)
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # a compiled step reads it: keep the tensor
-            group["lr"].fill_(lr * group["lr_scale"])
-        else:
-            group["lr"] = lr * group["lr_scale"]
-
-
 def _fused(model: nn.Module, fused: bool | None) -> bool | None:
     """One pass over each flat tensor where torch has a kernel for it: ten times as fast on a CPU as its default."""
     if fused is not None:
