@@ -1,14 +1,15 @@
 """Time and peak memory of Monte-Carlo prediction, and what its two economies save.
 
-    python benchmarks/predict.py                   # 1 … 128 draws on CPU, about ten minutes on two quiet cores
+    python benchmarks/predict.py                   # 1 … 128 draws on CPU, under 15 minutes on two quiet cores
     python benchmarks/predict.py --quick           # 1 … 8 draws, a few minutes
     python benchmarks/predict.py --device cuda --json FILE
 
-Four parts. `draws`: a Gaussian over every weight on one batch of 32, with each strategy, beside as many passes of the
-plain network. `loader`: the same on loaders of 8 × 32 and 4 × 64 inputs, whose batches share each draw. `head`: a
-posterior on the output layer of ResNet-18 at 224 px, 100 draws beside one pass. `tolerance`: draws used at a tolerance,
-and the fixed number of draws that has the same error. Rounds are interleaved, ratios are medians of paired rounds.
-`--json` is written after every row. Ends with status 1 where a bar is missed.
+Five parts. `draws`: a Gaussian over every weight on one batch of 32, with each strategy, beside as many passes of the
+plain network. `batch`: eight draws on one batch of 8 … 128, which shows from which batch on the bar holds. `loader`:
+four draws on loaders of 8 × 32 and 4 × 64 inputs, whose batches share each draw. `head`: a posterior on the output
+layer of ResNet-18 at 224 px, 100 draws beside one pass. `tolerance`: draws used at a tolerance, and the fixed number of
+draws that has the same error. Rounds are interleaved, ratios are medians of paired rounds. `--json` is written after
+every row. Ends with status 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ from byov.models import cifar_resnet18, resnet, vit
 DRAWS_BAR = 1.15
 HEAD_BAR = 1.5
 BATCH = 32
+BATCHES = (8, 16, 32, 64, 128)
+BATCH_DRAWS = 8
 LOADERS = ((8, 32), (4, 64))
 """Batches and their size."""
 LOADER_DRAWS = 4
 PASSES = 8
 """Deterministic passes of a round, at most; more are taken to cost as much each."""
-PARTS = ["draws", "loader", "head", "tolerance"]
+LONG = 32
+"""Draws above which a row takes most of a minute: one round is enough then, and vmap, which goes on as before, is left
+out."""
+PARTS = ["draws", "batch", "loader", "head", "tolerance"]
 STRATEGIES = ("loop", "vmap", "auto")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": cifar_resnet18,
@@ -111,8 +117,13 @@ def timed(steps: dict[str, Step], count: int, rounds: int, device: torch.device)
         yield {"contender": contender, "samples": count, "ms": 1000 * median(times), "ratio": ratio, "rounds": rounds}
 
 
+def rounds(count: int, options: argparse.Namespace) -> int:
+    """How often a row is measured: as many draws for each, but three times at least, and once where it takes long."""
+    return 1 if count > LONG else max(options.repetitions // count, 2 if options.quick else 3)
+
+
 def draws(options: argparse.Namespace) -> Iterator[dict]:
-    """One batch. Long runs average out by themselves, short ones need the rounds."""
+    """One batch of 32, every strategy."""
     device = torch.device(options.device)
     for name in options.networks:
         work = contenders(name, device)
@@ -120,10 +131,22 @@ def draws(options: argparse.Namespace) -> Iterator[dict]:
         for step in work.values():
             step(2)()  # warm up
         for count in options.samples:
-            steps = {contender: make(count) for contender, make in work.items()}
-            for row in timed(steps, count, max(options.repetitions // count, 1), device):
+            steps = {contender: make(count) for contender, make in work.items() if count <= LONG or contender != "vmap"}
+            for row in timed(steps, count, rounds(count, options), device):
                 peak = memory.get(row["contender"], {}).get(count)
                 yield {"network": name, "batches": 1, "batch": BATCH, **row, "peak_mib": peak}
+
+
+def single(options: argparse.Namespace) -> Iterator[dict]:
+    """One batch of several sizes: a draw costs the same for each, a pass does not."""
+    device = torch.device(options.device)
+    for name in (network for network in options.networks if network in BARRED):
+        for size in BATCHES:
+            work = contenders(name, device, 1, size)
+            steps = {contender: work[contender](BATCH_DRAWS) for contender in ("deterministic", "auto")}
+            work["auto"](2)()  # warm up
+            for row in timed(steps, BATCH_DRAWS, 3 if size <= BATCH and not options.quick else 2, device):
+                yield {"network": name, "batches": 1, "batch": size, **row, "peak_mib": None}
 
 
 def loader(options: argparse.Namespace) -> Iterator[dict]:
@@ -239,7 +262,7 @@ def inputs_of(row: dict) -> str:
 def bars(result: dict, options: argparse.Namespace) -> list[dict]:
     found = []
     if not options.device.startswith("cuda"):
-        # The median over the whole sweep: from eight draws on a row is one round, and any single one may be lucky.
+        # The median over the whole sweep: a row is a few rounds, and any single one may be lucky.
         for network in BARRED:
             sweep = [r for r in result.get("draws", []) if r["network"] == network and r["contender"] == "auto"]
             if sweep:
@@ -276,7 +299,7 @@ def show(result: dict) -> None:
         table.add_column(
             heading, justify="left" if heading in ("network", "inputs", "strategy") else "right", no_wrap=True
         )
-    for row in result.get("draws", []) + result.get("loader", []):
+    for row in result.get("draws", []) + result.get("batch", []) + result.get("loader", []):
         ratio = row["ratio"]
         peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         quartiles = f"{ratio['low']:.2f} – {ratio['high']:.2f}"
@@ -319,7 +342,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--samples", nargs="+", type=int, default=[2**i for i in range(8)], help="numbers of draws")
     parser.add_argument(
-        "--repetitions", type=int, default=8, help="rounds of one draw; fewer where there are more draws"
+        "--repetitions",
+        type=int,
+        default=8,
+        help="rounds of one draw; fewer where there are more draws, but three up to 32",
     )
     parser.add_argument("--quick", action="store_true", help="at most 8 draws, fewer rounds")
     parser.add_argument("--no-memory", action="store_true", help="leave the peak memory out")
@@ -347,7 +373,7 @@ def main() -> int:
         return 0
     settings = {k: v for k, v in vars(options).items() if k not in ("json", "force", "peaks_of")}
     result: dict = {"settings": settings, "torch": torch.__version__, "python": platform.python_version()}
-    for part, rows in (("draws", draws), ("loader", loader)):
+    for part, rows in (("draws", draws), ("batch", single), ("loader", loader)):
         if part in options.parts:
             result[part] = []
             for row in rows(options):
@@ -356,9 +382,9 @@ def main() -> int:
     if "draws" in options.parts:
         result["shares"] = shares(options)
         save(result, options)
-    for name, part in (("head", head), ("tolerance", tolerance)):
-        if name in options.parts:
-            result[name] = part(options)
+    for part, measure in (("head", head), ("tolerance", tolerance)):
+        if part in options.parts:
+            result[part] = measure(options)
             save(result, options)
     result["bars"] = bars(result, options)
     save(result, options)
