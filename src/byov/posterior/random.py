@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 BLOCK = 1 << 19
-"""Elements that one stream of noise fills on a CPU: half a millisecond, so that cores rarely wait for Python's lock."""
+"""Elements that one stream of noise fills on a CPU: over a millisecond, so that cores rarely wait for Python's lock."""
 
 
 def _place(like: Tensor, generator: Generator | None) -> torch.device:
@@ -51,8 +51,8 @@ def _fill(block: Tensor, seed: int) -> None:
 def _box_muller(out: NDArray[np.float32], seed: int) -> None:
     """ε₁ = r·cos φ and ε₂ = r·sin φ with r = √(−2 log u): two numbers from 64 random bits, 31 of which are u's.
 
-    `Tensor.normal_` spends nearly all of its time in the Mersenne twister, number by number; this takes two thirds of
-    it. In numpy, because torch would open threads of its own inside each of ours. The largest |ε| is 6.7.
+    `Tensor.normal_` spends nearly all of its time in the Mersenne twister, number by number; this takes three quarters
+    of it on one core. In numpy, because torch would open threads inside each of ours. The largest |ε| is 6.7.
     """
     half = (len(out) + 1) // 2
     words = np.random.SFC64(seed).random_raw(half).view(np.int32)
