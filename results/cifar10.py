@@ -1,6 +1,6 @@
 """BYOL and BYOV with a small ViT on CIFAR-10, three seeds each: pretrain, evaluate under shift, prune, print it all.
 
-python results/cifar10.py        prints what lies in results/cifar10
+python results/cifar10.py        prints what lies in results/cifar10, and draws its pruning.png
 python results/cifar10.py --make --root DIR     makes what is missing first: a minute a run on an H200, then evaluations
 """
 
@@ -12,8 +12,11 @@ from statistics import mean, stdev
 
 from digits import ROOT, SEEDS, byov, summarise
 
-SETTINGS = ("train.epochs=45", "train.warmup=5")
-READ = ("--shift", "augmentations", "--severities", "1,3,5", "--samples", "10", "--batch-size", "2500")
+from byov.pruning.figure import draw_curves
+
+SETTINGS = ("train.epochs=55", "train.warmup=6")
+READ = ("--shift", "augmentations", "--severities", "1,3,5", "--samples", "20", "--batch-size", "2500")
+HALF = ("--precision", "bf16-mixed")
 SPARSITIES = "0,0.3,0.5,0.6,0.7,0.8,0.9"
 
 
@@ -24,7 +27,7 @@ def make(name: str, seed: int, root: str) -> None:
     if not (ROOT / run / "checkpoint.safetensors").exists():
         byov("pretrain", f"recipes/cifar10_vit_{name}.toml", "--run", run, *settings)
     if not (ROOT / f"{out}.json").exists():
-        byov("evaluate", run, "--root", root, *READ, "--out", f"{out}.json")
+        byov("evaluate", run, "--root", root, *READ, *HALF, "--out", f"{out}.json")
     if name == "byov" and not (ROOT / f"{out}.prune.json").exists():
         twin = ("--sweep", "--twin", f"runs/vit_byol_{seed}", "--sparsities", SPARSITIES)
         byov("prune", run, *twin, "--root", root, "--out", f"{out}.prune.json")
@@ -49,7 +52,10 @@ def main() -> None:
         runs = [summarise(json.loads((folder / f"vit_{name}_{seed}.json").read_text())) for seed in SEEDS]
         for key in runs[0]:
             show(f"{name} {key}", [run[key] for run in runs])
-    sweeps = [json.loads((folder / f"vit_byov_{seed}.prune.json").read_text())["curves"] for seed in SEEDS]
+    pruned = [json.loads((folder / f"vit_byov_{seed}.prune.json").read_text()) for seed in SEEDS]
+    sweeps = [content["curves"] for content in pruned]
+    named = [{**c, "model": "BYOV" if "byov" in c["model"] else "BYOL"} for curves in sweeps for c in curves]
+    draw_curves({**pruned[0], "curves": named}).savefig(folder / "pruning.png", dpi=150)
     for i, sparsity in enumerate(sweeps[0][0]["sparsity"]):
         snr, magnitude, twin = ([curves[c]["top1"][i] for curves in sweeps] for c in range(3))
         for label, values in (("snr", snr), ("magnitude", magnitude), ("BYOL by magnitude", twin)):

@@ -44,12 +44,13 @@ PRETRAIN: dict[Scale, tuple[str, ...]] = {
         "model.encoder=vit-mini/4",
         "model.hidden=2048",
         "model.outputs=256",
-        "posterior.log_var=-13.0",
-        "posterior.beta_end=0.05",
+        "posterior.log_var=-14.0",
+        "posterior.beta_end=0.005",
         "ssl.tau_base=0.99",
         "train.epochs=150",
         "train.batch=512",
         "train.lr=1e-3",
+        "train.log_var_lr=4.0",
         "train.warmup=10",
         "train.precision=bf16-mixed",
         "train.compile=true",
@@ -174,7 +175,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 # What the figures about the posterior share
 
 PRIORS = {"normal": "N(0, I)", "teacher-mean": "N(μ_T, I)", "teacher-normal": "N(μ_T, Σ_T)"}
-BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.01, 0.03, 0.1), "full": (0.05, 0.2, 1.0)}
+BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.01, 0.03, 0.1), "full": (0.005, 0.05, 0.5)}
 """What β ends at. The paper's 1.0 is too much for a small data set, whose N of β·KL/N is small."""
 BASE: dict[Scale, float] = {
     scale: load_config(pretrain.Pretrain, None, recipe).posterior.beta_end for scale, recipe in PRETRAIN.items()
