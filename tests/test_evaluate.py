@@ -15,8 +15,8 @@ from torch import Generator, Tensor, nn
 from byov import cli
 from byov.data import load
 from byov.data.corruptions import CORRUPTIONS
+from byov.data.labelled import labelled
 from byov.evaluation import Classifier, Probed, Row, evaluate, scores, summarise
-from byov.evaluation.images import labelled
 from byov.evaluation.rows import plan
 from byov.evaluation.subjects import Reading, digest, subject
 from byov.metrics import functional as metrics

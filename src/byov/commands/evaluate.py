@@ -71,8 +71,9 @@ def command(
 
     Example: byov evaluate runs/byov --data digits --shift corruptions --out results.json
     """
+    from byov.data.labelled import labelled
     from byov.device import choose_device
-    from byov.evaluation.images import labelled, parse_severities, shifts_for, strength_note
+    from byov.evaluation.images import parse_severities, shifts_for, strength_note
     from byov.evaluation.results import Results, read_baseline
     from byov.evaluation.scores import conventions
     from byov.evaluation.subjects import Reading, subject

@@ -124,7 +124,7 @@ def _predictor(
     root: Path | None,
 ) -> tuple[Predict, tuple[str, ...]]:
     """How the model predicts, and what it calls its classes."""
-    from byov.evaluation.images import labelled
+    from byov.data.labelled import labelled
     from byov.evaluation.predictions import network_predict, probe_predict
     from byov.train import checkpoint
 

@@ -10,6 +10,9 @@ import typer
 
 def command(
     run: Annotated[Path, typer.Argument(help="A pretraining run's folder.")],
+    data: Annotated[
+        str | None, typer.Option(help="Labelled images to fit and read on; none: the run's own.", show_default=False)
+    ] = None,
     split: Annotated[str, typer.Option(help="What to read on: test, or holdout if the recipe has one.")] = "test",
     samples: Annotated[int, typer.Option(help="Posterior draws to read under; 0 leaves them out.")] = 30,
     fit_samples: Annotated[int, typer.Option(help="Posterior draws to fit under.")] = 8,
@@ -29,7 +32,7 @@ def command(
 
     if out is not None:
         check_out(out, force)
-    result = probe_run(run, split, samples, fit_samples, k, seed, root, device)
+    result = probe_run(run, split, samples, fit_samples, k, seed, root, device, data)
     Console().print(probe_table({str(run): result.result}))
     if out is not None:
         write_json(out, {"scores": result.result.numbers(), "protocol": result.protocol})

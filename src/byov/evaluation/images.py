@@ -1,12 +1,10 @@
-"""The images of an evaluation: labelled, in memory, in the size a model takes."""
+"""The shifts of an evaluation, and what their strengths are on its images."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from byov.data import Batches, FolderSet, ImageSet, load
+from byov.data import ImageSet
 from byov.data.augmentations import AUGMENTATIONS
 from byov.data.corruptions import CORRUPTIONS
 from byov.data.shift import SEVERITIES, SMALL_SIDE, Shift
@@ -14,39 +12,6 @@ from byov.data.shift import SEVERITIES, SMALL_SIDE, Shift
 SHIFTS: dict[str, dict[str, Shift]] = {"none": {}, "augmentations": AUGMENTATIONS, "corruptions": CORRUPTIONS}
 
 CIFAR_SIDE = 32
-
-
-def labelled(
-    name: str,
-    split: str,
-    root: str | Path | None = None,
-    channels: int | None = None,
-    image_size: int | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-) -> ImageSet:
-    """A split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"An evaluation needs at least one image, not a limit of {limit}.")
-    streamed = name == "imagenet" or name.startswith("folder:")
-    data = load(name, split, root, image_size=image_size if streamed else None, channels=channels)
-    if data.labels is None:
-        raise ValueError(f"The {split} split of {name} has no labels, and an evaluation needs one for every image.")
-    if isinstance(data, ImageSet) and image_size not in (None, data.image_size):
-        data = data.resized(image_size)
-    if limit is not None and limit < len(data):
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-        data = data.subset(order[:limit].sort().values)
-    return _in_memory(data)
-
-
-def _in_memory(data: ImageSet | FolderSet) -> ImageSet:
-    """The images of a folder as one tensor, but for those that cannot be read."""
-    if isinstance(data, ImageSet):
-        return data
-    batches = list(Batches(data, 256, shuffle=False, drop_last=False))
-    images, labels = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("images", "labels"))
-    return ImageSet(data.name, images, labels, data.class_names)
 
 
 def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, str]]:

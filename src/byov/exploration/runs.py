@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from byov.data import ImageSet
-from byov.evaluation.images import labelled
+from byov.data.labelled import labelled
 from byov.evaluation.predictors import Classifier, Predictor, Probed
 from byov.evaluation.subjects import Pretrained, Reading, Subject, digest, subject
 from byov.posterior.module import BayesianModule

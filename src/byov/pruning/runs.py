@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from byov.data import FolderSet, ImageSet
+from byov.data import ImageSet
 from byov.data.config import DataConfig
+from byov.data.labelled import in_memory
 from byov.evaluation.predictors import Classifier
 from byov.posterior.module import BayesianModule
 from byov.pruning.blocks import Block
@@ -60,11 +61,7 @@ class Prunable:
     def images(self, split: str, root: str | None = None, device: torch.device | str = "cpu") -> ImageSet:
         """A split of the images that it was trained on, with labels."""
         data = replace(self.data, root=root or self.data.root).load(split)
-        if isinstance(data, FolderSet):
-            raise ValueError("Pruned networks are read on images in memory: make an .npz of the folder.")
-        if data.labels is None:
-            raise ValueError(f"The {split} split of {data.name} has no labels to read a pruned network by.")
-        return data.to(device)
+        return in_memory(data, split).to(device)
 
 
 def open_run(run: Path, device: torch.device | str = "cpu") -> Prunable:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import byov
+from byov.data.labelled import labelled
 from byov.data.shift import Shift
-from byov.evaluation.images import labelled, shifts_for
+from byov.evaluation.images import shifts_for
 from byov.evaluation.predictors import Predictor
 from byov.evaluation.rows import Row, evaluate
 from byov.evaluation.scores import conventions

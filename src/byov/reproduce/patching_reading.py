@@ -12,8 +12,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from byov.data.labelled import labelled
 from byov.data.shift import SEVERITIES
-from byov.evaluation.images import labelled, shifts_for
+from byov.evaluation.images import shifts_for
 from byov.evaluation.rows import CHUNK
 from byov.metrics import functional as metrics
 from byov.posterior import BayesianModule

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from byov.data import FolderSet
+from byov.data.labelled import in_memory, labelled
 from byov.device import choose_device
 from byov.ssl.byol import BYOL
 from byov.ssl.pretrain import Pretrain, restore
 from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe
+from byov.train.run import reopen
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +35,17 @@ def probe_run(
     seed: int = 0,
     root: str | None = None,
     device: str = "auto",
+    data: str | None = None,
 ) -> ProbedRun:
-    """Fit probes on a run's training images and read them on another split of the same data."""
+    """Fit probes on the training images of a set, by default the run's own, and read them on another split of it."""
     place = choose_device(device)
     module, recipe = restore(run, place)
-    data = replace(recipe.data, root=root or recipe.data.root)
-    train, test = data.load("train"), data.load(split)
-    if isinstance(train, FolderSet) or isinstance(test, FolderSet):
-        raise ValueError("Probes need the images in memory: make an .npz of the folder.")
+    if data is None:
+        own = replace(recipe.data, root=root or recipe.data.root)
+        train, test = (in_memory(own.load(part), part) for part in ("train", split))
+    else:
+        _, like = reopen(run, "pretrain")
+        train, test = (labelled(data, part, root, like.channels, like.image_size) for part in ("train", split))
     settings = ProbeSettings(k=min(k, max(1, len(train) // 10)), draws_fit=fit_samples, draws_read=samples, seed=seed)
     options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "device": place}
     result = evaluate_probe(module, train.to(place), test.to(place), settings, **options)

@@ -1,0 +1,60 @@
+"""Images to read a model on: labelled, in memory, in the size it takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from byov.data.batches import Batches
+from byov.data.datasets import ImageSet
+from byov.data.folder import FolderSet
+from byov.data.sources import load
+
+
+def labelled(
+    name: str,
+    split: str,
+    root: str | Path | None = None,
+    channels: int | None = None,
+    image_size: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """A split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"An evaluation needs at least one image, not a limit of {limit}.")
+    streamed = name == "imagenet" or name.startswith("folder:")
+    data = load(name, split, root, image_size=image_size if streamed else None, channels=channels)
+    if isinstance(data, ImageSet) and image_size not in (None, data.image_size):
+        data = data.resized(image_size)
+    if limit is not None and limit < len(data):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        data = data.subset(order[:limit].sort().values)
+    return in_memory(data, split)
+
+
+def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
+    """The images of a set as one tensor, but for those that cannot be read; refuses a set without labels."""
+    if data.labels is None:
+        raise ValueError(
+            f"The {split} split of {data.name} has no labels, and an evaluation needs one for every image."
+        )
+    if isinstance(data, ImageSet):
+        return data
+    size, free = len(data) * data.channels * data.image_size**2, _free_memory()
+    if size > free:
+        gib = f"{size / 2**30:.0f} GiB in memory, where {free / 2**30:.0f} are free"
+        raise ValueError(f"The {split} split of {data.name} would take {gib}: evaluate with --limit and --train-limit.")
+    batches = list(Batches(data, 256, shuffle=False, drop_last=False))
+    images, labels = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("images", "labels"))
+    return ImageSet(data.name, images, labels, data.class_names)
+
+
+def _free_memory() -> int:
+    """Bytes; where the system does not say, as many as anybody wants."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
