@@ -45,8 +45,7 @@ LOADER_DRAWS = 4
 PASSES = 8
 """Deterministic passes of a round, at most; more are taken to cost as much each."""
 LONG = 32
-"""Draws above which a row takes most of a minute: one round is enough then, and vmap, which goes on as before, is left
-out."""
+"""Draws above which a row takes most of a minute: one round is enough then."""
 PARTS = ["draws", "batch", "loader", "head", "tolerance"]
 STRATEGIES = ("loop", "vmap", "auto")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -123,7 +122,7 @@ def rounds(count: int, options: argparse.Namespace) -> int:
 
 
 def draws(options: argparse.Namespace) -> Iterator[dict]:
-    """One batch of 32, every strategy."""
+    """One batch, every strategy."""
     device = torch.device(options.device)
     for name in options.networks:
         work = contenders(name, device)
@@ -131,7 +130,7 @@ def draws(options: argparse.Namespace) -> Iterator[dict]:
         for step in work.values():
             step(2)()  # warm up
         for count in options.samples:
-            steps = {contender: make(count) for contender, make in work.items() if count <= LONG or contender != "vmap"}
+            steps = {contender: make(count) for contender, make in work.items()}
             for row in timed(steps, count, rounds(count, options), device):
                 peak = memory.get(row["contender"], {}).get(count)
                 yield {"network": name, "batches": 1, "batch": BATCH, **row, "peak_mib": peak}
@@ -145,7 +144,7 @@ def single(options: argparse.Namespace) -> Iterator[dict]:
             work = contenders(name, device, 1, size)
             steps = {contender: work[contender](BATCH_DRAWS) for contender in ("deterministic", "auto")}
             work["auto"](2)()  # warm up
-            for row in timed(steps, BATCH_DRAWS, 3 if size <= BATCH and not options.quick else 2, device):
+            for row in timed(steps, BATCH_DRAWS, 2 if options.quick else 3, device):
                 yield {"network": name, "batches": 1, "batch": size, **row, "peak_mib": None}
 
 
@@ -157,7 +156,7 @@ def loader(options: argparse.Namespace) -> Iterator[dict]:
             work = contenders(name, device, batches, batch)
             steps = {contender: work[contender](LOADER_DRAWS) for contender in ("deterministic", "auto")}
             work["auto"](1)()  # warm up
-            for row in timed(steps, LOADER_DRAWS, max(options.repetitions // LOADER_DRAWS, 1), device):
+            for row in timed(steps, LOADER_DRAWS, max(options.repetitions // LOADER_DRAWS, 3), device):
                 yield {"network": name, "batches": batches, "batch": batch, **row, "peak_mib": None}
 
 
