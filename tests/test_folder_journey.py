@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def test_a_run_on_a_folder_is_probed_on_a_labelled_one(
     assert saved["protocol"]["test"]["images"] == 40
     assert saved["scores"]["linear/top1"] > 0.9  # brightness survives any encoder
     assert saved["scores"]["linear_draws/top1"] > 0.9
+
+
+def test_splits_with_other_classes_are_refused(
+    pictures: Path, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its first class the second split's labels would be off by one, and nobody would know."""
+    shutil.copytree(pictures / "classes" / "train", tmp_path / "odd" / "train")
+    shutil.copytree(pictures / "classes" / "train" / "dark", tmp_path / "odd" / "test" / "dark")
+    words = ("probe", run, "--samples", 1, "--device", "cpu", "--data", f"folder:{tmp_path / 'odd'}")
+    assert call(monkeypatch, *words) == 2
+    assert "different classes (2 and 1)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_labelled_folder_is_one_set_for_probing_and_pruning(

@@ -71,7 +71,7 @@ def command(
 
     Example: byov evaluate runs/byov --data digits --shift corruptions --out results.json
     """
-    from byov.data.labelled import labelled
+    from byov.data.labelled import check_classes, labelled
     from byov.device import choose_device
     from byov.evaluation.images import parse_severities, shifts_for, strength_note
     from byov.evaluation.results import Results, read_baseline
@@ -95,9 +95,8 @@ def command(
         channels, image_size = found.shape
     images = labelled(name, split, root, channels, image_size, limit, seed)
     train = labelled(name, "train", root, channels, image_size, train_limit, seed) if found.needs_train else None
-    if train is not None and train.class_names != images.class_names:
-        counts = f"{len(train.class_names)} and {len(images.class_names)}"
-        raise ValueError(f"The training and the {split} split of {name} have different classes ({counts}).")
+    if train is not None:
+        check_classes(train, images, split)
     found.check(images)
     shifts, left_out = shifts_for(shift, images)
     protocol = {

@@ -52,6 +52,13 @@ def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
     return ImageSet(data.name, images, labels, data.class_names)
 
 
+def check_classes(train: ImageSet, test: ImageSet, split: str) -> None:
+    """Refuse two splits whose labels count different classes: a folder's are numbered by the sub-folders it has."""
+    if train.class_names != test.class_names:
+        counts = f"{len(train.class_names)} and {len(test.class_names)}"
+        raise ValueError(f"The training and the {split} split of {test.name} have different classes ({counts}).")
+
+
 def _free_memory() -> int:
     """Bytes; where the system does not say, as many as anybody wants."""
     try:

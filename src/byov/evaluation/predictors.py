@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol, get_args
 
 import torch
@@ -69,7 +70,7 @@ class Classifier:
         return isinstance(self.net, BayesianModule)
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+        with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
             return self._predict(images, samples)
 
     def _predict(self, images: Tensor, samples: int | None) -> Prediction:

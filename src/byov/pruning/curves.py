@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import torch
 
+from byov.data.labelled import check_classes
 from byov.metrics.functional import accuracy, calibration_error
 from byov.pruning.runs import Probing, Prunable, Read, open_run, reader
 from byov.pruning.unstructured import By, Scope, check, prune
@@ -93,6 +94,8 @@ def sweep_runs(
         raise ValueError(f"A twin differs by its posterior only: {twin} is a run {theirs}, not {ours}.")
     test = first.images(split, root, device)
     train = first.images("train", root, device) if first.kind == "pretrain" else None
+    if train is not None:
+        check_classes(train, test, split)
     assert test.labels is not None
     labels = names or (_name(run), "" if twin is None else _name(twin))
     if twin is not None and labels[0] == labels[1]:

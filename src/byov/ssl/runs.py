@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from byov.data.labelled import in_memory, labelled
+from byov.data.labelled import check_classes, in_memory, labelled
 from byov.device import choose_device
 from byov.ssl.byol import BYOL
 from byov.ssl.pretrain import Pretrain, restore
@@ -46,6 +46,7 @@ def probe_run(
     else:
         _, like = reopen(run, "pretrain")
         train, test = (labelled(data, part, root, like.channels, like.image_size) for part in ("train", split))
+    check_classes(train, test, split)
     settings = ProbeSettings(k=min(k, max(1, len(train) // 10)), draws_fit=fit_samples, draws_read=samples, seed=seed)
     options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "device": place}
     result = evaluate_probe(module, train.to(place), test.to(place), settings, **options)
