@@ -216,3 +216,19 @@ def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
     confidence, accuracy = curve(seeds)
     assert confidence == pytest.approx([(30 * 0.6 + 10 * 0.7) / 40])
     assert accuracy == pytest.approx([(30 * 0.5 + 10 * 0.9) / 40])
+
+
+@pytest.mark.slow
+def test_compiled_passes_equal_plain_ones_and_serve_every_network_of_a_shape() -> None:
+    x = torch.randn(6, 3, 8, 8, generator=Generator().manual_seed(0))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+        model = byov.bayesianize(net, byov.ECMP(3)).eval()
+        with torch.no_grad():
+            for _ in range(2):
+                tensors = model.tensors(model.noise())
+                compiled, plain = (patching_reading._under(model.net, flag)(tensors, x) for flag in (True, False))
+                torch.testing.assert_close(compiled, plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

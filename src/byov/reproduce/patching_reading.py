@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,23 +73,33 @@ def running_means(
 ) -> dict[int, Tensor]:
     """The mean class probabilities (N, C) after each number of draws in `at`; a plain network has one draw.
 
-    Draw by draw over all inputs, so that weights are made once a draw; in bfloat16 on a GPU.
+    Draw by draw over all inputs, so that weights are made once a draw; on a GPU compiled and in bfloat16.
     """
     device = inputs.device
     generator = Generator(device).manual_seed(stream(seed, 0x9A7C))
     posterior = net if isinstance(net, BayesianModule) else None
     body: Any = net if posterior is None else posterior.net
     body.eval()
+    under = _under(body, compiled=device.type == "cuda" and posterior is not None)
     total, means = torch.zeros((), device=device), {}
     draws = draws if posterior is not None else 1
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         for s in range(1, draws + 1):
             tensors = {} if posterior is None else posterior.tensors(posterior.noise(generator))
-            logits = [functional_call(body, tensors, (part,)) for part in inputs.split(batch)]
+            logits = [under(tensors, part) for part in inputs.split(batch)]
             total = total + torch.cat(logits).float().softmax(1)
             if s in at or s == draws:
                 means[s] = total / s
     return means
+
+
+def _under(body: nn.Module, compiled: bool) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    """The network under the weights of a draw. Compiled once for all networks of one shape: a reading is 2,500 passes."""
+
+    def call(tensors: dict[str, Tensor], part: Tensor) -> Tensor:
+        return functional_call(body, tensors, (part,))
+
+    return torch.compile(call) if compiled else call
 
 
 @torch.no_grad()
