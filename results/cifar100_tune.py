@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--spreads", default="0.3,0.5,0.7")
     parser.add_argument("--gains", default="5.0,1.0")
     parser.add_argument("--stds", default="0.45")
+    parser.add_argument("--epochs", type=int)
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--scale", default="full", choices=("quick", "full"))
     parser.add_argument("--device", default="auto")
@@ -46,8 +47,10 @@ def main() -> None:
                 changes = [f"posterior.prior_std={std}", f"posterior.spread={spread}", f"train.minutes={left}"]
                 changes += [f"posterior.gain={gain}", f"train.accelerator={device.type}", "train.devices=1"]
                 changes += [] if words.root is None else [f"data.root={words.root}"]
+                changes += [] if words.epochs is None else [f"train.epochs={words.epochs}"]
                 wanted = recipe(method, words.scale, 0, *changes)
-                run = words.out / f"{method}_spread{spread}_gain{gain}_std{std}"
+                name = f"{method}_spread{spread}_gain{gain}_std{std}"
+                run = words.out / (name if words.epochs is None else f"{name}_epochs{words.epochs}")
                 state = checkpoint.peek(run / "checkpoint.safetensors") if run.exists() else None
                 done = state is not None and state["step"] == state["total"]
                 if not done and not start(wanted, run, resume=state is not None):
