@@ -239,3 +239,28 @@ def test_points_need_a_prior_that_knows_them() -> None:
     torch.testing.assert_close(
         model.kl(teacher, points=True) - model.kl(teacher), 0.5 * moved / 0.25, rtol=1e-3, atol=1e-4
     )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", [byov.Gaussian(), byov.EMP(3), byov.ECMP(3)], ids=str)
+def test_prior_of_a_network_on_a_gpu_lives_there(family: Any) -> None:
+    """Its numbers left on the CPU, a compiled mixture crashed in the backward of its CUDA graph."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).cuda()
+    model = byov.bayesianize(
+        net, family, prior=byov.Normal(0.0, {n: torch.ones(()) for n, _ in net.named_parameters()})
+    )
+    assert {buffer.device.type for buffer in model.prior.buffers()} == {"cuda"}
+    step = torch.compile(lambda x: model(x).square().mean() + model.kl(), mode="reduce-overhead")
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = step(torch.randn(8, 3, device="cuda"))
+        loss.backward()
+        assert torch.isfinite(loss)
+
+
+def test_prior_keeps_its_moments_where_the_network_has_no_memory() -> None:
+    with torch.device("meta"):
+        net = nn.Linear(3, 2)
+    model = byov.bayesianize(net, byov.Gaussian(), prior=byov.Normal(0.5, 2.0))
+    assert model.prior.get_buffer("mean").item() == 0.5
+    assert model.prior.get_buffer("std").item() == 2.0

@@ -44,6 +44,8 @@ class BayesianModule(nn.Module):
         self.register_buffer("stream_seed", torch.tensor(torch.initial_seed() % (1 << 62)), persistent=False)
         self._stream: int | None = None
         self.calls = 0
+        if self._device().type != "meta":  # whose tensors would forget the moments
+            prior.to(self._device())
         prior.attach(self)
         self.prior = prior
 
