@@ -40,6 +40,21 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert "regression MLP, looped ÷ batched" in second.stdout
 
 
+def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "kernels.py"), "vit_ti4", "--tiny", "--top", "3"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("deterministic", "byov Gaussian"):
+        _, _, part = done.stdout.partition(f"{name}, vit_ti4, batch 4:")
+        rows = [line.split() for line in part.splitlines()[1:5]]
+        times = [float(row[0]) for row in rows]
+        assert times[0] >= times[1] >= times[2] > 0
+        assert rows[3][2] == "all;"
+        assert times[3] >= sum(times[:3]) - 0.01
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
