@@ -1,12 +1,15 @@
 """Noise: the same numbers on any number of cores, streams that are independent, and the right distribution."""
 
+import threading
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
-from byov.posterior import random
-from byov.posterior.random import BLOCK, categorical, normal, stream
+from byov.posterior import blocks
+from byov.posterior.blocks import BLOCK, box_muller
+from byov.posterior.random import categorical, normal, stream
 
 
 @pytest.fixture
@@ -23,8 +26,25 @@ def large(seed: int) -> torch.Tensor:
 def test_large_noise_is_the_same_on_any_number_of_cores(threads):
     threads(1)
     alone = large(0)
+    for cores in (2, 3, 8):
+        threads(cores)
+        assert torch.equal(alone, large(0))
+
+
+def test_an_error_on_any_core_is_raised(threads):
+    """Also where it is not the one that asked for the noise."""
     threads(2)
-    assert torch.equal(alone, large(0))
+    other = threading.Event()
+
+    def fail(block, where):
+        if threading.current_thread() is not threading.main_thread():
+            other.set()
+            raise ArithmeticError("not here")
+        assert other.wait(60)
+
+    out = torch.empty(4 * BLOCK)
+    with pytest.raises(ArithmeticError, match="not here"):
+        blocks.fill(out, blocks.seeds(len(out), None), fail)
 
 
 def test_large_noise_follows_the_global_seed_and_moves_it():
@@ -88,9 +108,9 @@ def test_no_random_bits_make_noise_that_is_not_finite(words, monkeypatch):
         def random_raw(self, size):
             return np.full(size, words, dtype=np.uint64)
 
-    monkeypatch.setattr(random.np.random, "SFC64", Constant)
+    monkeypatch.setattr(blocks.np.random, "SFC64", Constant)
     out = np.empty(7, dtype=np.float32)
-    random._box_muller(out, 0)
+    box_muller(out, 0, np.empty(8, dtype=np.float32))
     assert np.isfinite(out).all()
     assert np.abs(out).max() < 6.7
 

@@ -53,17 +53,19 @@ class BayesianModule(nn.Module):
 
     def noise(self, generator: Generator | None = None) -> list[Noise]:
         """What is random in one draw, by factor. `tensors(noise)` is the draw."""
-        generator = generator if generator is not None else self._rank_generator()
+        generator = self.source(generator)
         return [factor.noise(generator) for factor in self.factors]
 
-    def _rank_generator(self) -> Generator | None:
-        """Under several processes: a generator of this rank's own, or (`shared_draw`) the same one on every rank.
+    def source(self, generator: Generator | None = None) -> Generator | None:
+        """What the next draw's noise comes from: this generator, or the global one, for which None stands.
+
+        Under several processes not the global one, but one of this rank's own, or (`shared_draw`) the same on all.
 
         Without it, ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
         cannot hold a generator: there the global one is used, so seed each rank differently, or enter `draw()`.
         """
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return None
+        if generator is not None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return generator
         if torch.compiler.is_compiling():
             if self.shared_draw:
                 raise RuntimeError("A shared draw inside torch.compile needs `with model.draw():` around the call.")

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
-from byov.prediction.in_place import InPlace
+from byov.prediction.fused import Fused
 from byov.prediction.recycle import Recycle
 from byov.prediction.reuse import Recording, again, record
 
@@ -45,9 +45,9 @@ class Weights:
 class Draws:
     """One draw after the other; what they share, such as a Gaussian's σ = exp(½ρ), is computed for the first."""
 
-    def __init__(self, model: BayesianModule, generator: Generator | None, once: bool = False) -> None:
+    def __init__(self, model: BayesianModule, generator: Generator | None) -> None:
         self.model, self.generator = model, generator
-        self._in_place = InPlace(model, once) if InPlace.suits(model) else None
+        self._fused = Fused(model) if Fused.suits(model, generator) else None
         self._start = None if generator is None else generator.get_state()
         self._recording: Recording | None = None
         self._noise_memory, self._weight_memory = Recycle(), Recycle()
@@ -59,12 +59,12 @@ class Draws:
 
     def noises(self, count: int) -> list[list[Noise]]:
         """What is random in the next draws."""
-        return [self.model.noise(self.generator) for _ in range(count)]
+        return [self._noise() for _ in range(count)]
 
     def next(self) -> Weights:
         """The next draw. It may take the memory of the one before, whose weights are then gone."""
         with self._noise_memory:
-            noise = self.model.noise(self.generator)
+            noise = self._noise()
         return self.of(noise)
 
     def of(self, noise: list[Noise]) -> Weights:
@@ -76,16 +76,19 @@ class Draws:
         stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
 
         def make() -> dict[str, Tensor]:
-            if self._in_place is not None:
-                return self._in_place(stacked[0]["eps"])
+            if self._fused is not None:
+                return self._fused(stacked[0]["seeds"])
             with batching():
                 return torch.vmap(lambda noise: self._again(noise))(stacked)
 
         return Weights(make)
 
+    def _noise(self) -> list[Noise]:
+        return self.model.noise(self.generator) if self._fused is None else self._fused.noise(self.generator)
+
     def _one(self, noise: list[Noise]) -> dict[str, Tensor]:
-        if self._in_place is not None:
-            return self._in_place(noise[0]["eps"])
+        if self._fused is not None:
+            return self._fused(noise[0]["seeds"])
         if self._recording is None:
             random = [tensor for part in noise for tensor in part.values()]
             tensors, self._recording = record(lambda: self.model.tensors(noise), self.model, (), random)

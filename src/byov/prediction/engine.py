@@ -111,7 +111,7 @@ class _Predictor:
         settings: tuple[Task, float | None, bool],
     ) -> None:
         self.model, self.tolerance, self.settings = model, tolerance, settings
-        self.draws = Draws(model, generator, once=samples == 1) if isinstance(model, BayesianModule) else None
+        self.draws = Draws(model, generator) if isinstance(model, BayesianModule) else None
         self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
 
