@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from byov.posterior.rest import rest
+
 BLOCK = 1 << 19
 """Elements that one stream of noise fills: over a millisecond, so that cores rarely wait for Python's lock."""
 
@@ -51,6 +53,7 @@ def fill(out: Tensor, seeds: Tensor, then: Callable[[Floats, slice], None] | Non
     if cores == 1:
         work()
     else:
+        rest()
         with ThreadPoolExecutor(cores - 1) as pool:
             others = [pool.submit(work) for _ in range(cores - 1)]
             work()
