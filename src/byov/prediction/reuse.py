@@ -33,11 +33,25 @@ class Diverged(BaseException):
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, slice):
-            yield from (leaf.start, leaf.stop, leaf.step)
-        else:
-            yield leaf
+    """As pytree has them, and those of slices. Most are tensors and numbers, for which it need not be asked."""
+    kind = type(tree)
+    if kind in _PLAIN:
+        yield tree
+    elif kind is tuple or kind is list:
+        for part in tree:
+            yield from _leaves(part)
+    elif kind is dict:
+        for part in tree.values():
+            yield from _leaves(part)
+    elif kind is slice:
+        yield from (tree.start, tree.stop, tree.step)
+    elif pytree.tree_is_leaf(tree):
+        yield tree
+    else:
+        yield from _leaves(pytree.tree_leaves(tree))
+
+
+_PLAIN = (Tensor, nn.Parameter, bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -100,8 +114,9 @@ class _Record(TorchFunctionMode):
         kwargs = kwargs or {}
         recording = self.recording
         # A network with a random generator of its own: the global ones would not tell.
-        recording.sound &= not any(isinstance(leaf, Generator) for leaf in _leaves((args, kwargs)))
-        inputs = _tensors((args, kwargs))
+        leaves = list(_leaves((args, kwargs)))
+        recording.sound &= not any(isinstance(leaf, Generator) for leaf in leaves)
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         quiet = [(t, self._version(t)) for t in inputs if t not in self.random]
         # A tensor that no call made and nobody gave (from numpy, from a scripted module): who knows what it depends on.
         recording.sound &= all(id(t) in self.given or t in self.made for t, _ in quiet)
@@ -139,7 +154,7 @@ class _Record(TorchFunctionMode):
         recording.sound &= all(id(t) in self.given or t in self.made or t in self.random for t in results)
         self.keep(results)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
-        for call in recording.calls:
+        for call in (call for call in recording.calls if not call.random):
             call.arguments, call.outcome = pytree.tree_map(_value, (call.arguments, call.outcome))
         recording.saved = self.fixed / max(self.total, 1)
         if recording.sound:
