@@ -106,6 +106,15 @@ def test_draws_follow_the_global_seed_as_noise_does() -> None:
     torch.testing.assert_close(found, model.tensors(model.noise())["one.weight"].detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("small")
+def test_draws_come_from_the_models_own_source_as_noise_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which under several processes is a generator for each of them."""
+    model = spread(byov.bayesianize(Tied(5), byov.Gaussian()))
+    monkeypatch.setattr(model, "source", lambda generator: seeded(9))
+    found, expected = Draws(model, None).next()()["one.weight"], model.tensors(model.noise())["one.weight"].detach()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_draws_lie_in_the_same_memory_and_need_no_gradient() -> None:
     model = byov.bayesianize(Tied(1049), byov.Gaussian())
     draws = Draws(model, seeded())
