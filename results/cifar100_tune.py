@@ -1,6 +1,7 @@
 """How far apart patches should start, and how fast they should learn: one seed each, read on the held-out images.
 
 python results/cifar100_tune.py --root DATA --minutes 9 --spreads 0.3,0.5,0.7 --gains 5,1
+python results/cifar100_tune.py --root DATA --methods ecmp --set train.epochs=60 --set posterior.start=copy
 
 Test images are not looked at. Call again to go on; what is finished is only read. The choice goes into `_PATCHES` and
 `COMMON` of src/byov/reproduce/patching_runs.py and into recipes/cifar100_resnet18.toml.
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--spreads", default="0.3,0.5,0.7")
     parser.add_argument("--gains", default="5.0,1.0")
     parser.add_argument("--stds", default="0.45")
-    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--scale", default="full", choices=("quick", "full"))
     parser.add_argument("--device", default="auto")
@@ -47,10 +48,10 @@ def main() -> None:
                 changes = [f"posterior.prior_std={std}", f"posterior.spread={spread}", f"train.minutes={left}"]
                 changes += [f"posterior.gain={gain}", f"train.accelerator={device.type}", "train.devices=1"]
                 changes += [] if words.root is None else [f"data.root={words.root}"]
-                changes += [] if words.epochs is None else [f"train.epochs={words.epochs}"]
-                wanted = recipe(method, words.scale, 0, *changes)
-                name = f"{method}_spread{spread}_gain{gain}_std{std}"
-                run = words.out / (name if words.epochs is None else f"{name}_epochs{words.epochs}")
+                wanted = recipe(method, words.scale, 0, *changes, *words.set)
+                named = [f"{method}_spread{spread}_gain{gain}_std{std}"]
+                named += [change.rpartition(".")[2].replace("=", "") for change in words.set]
+                run = words.out / "_".join(named)
                 state = checkpoint.peek(run / "checkpoint.safetensors") if run.exists() else None
                 done = state is not None and state["step"] == state["total"]
                 if not done and not start(wanted, run, resume=state is not None):

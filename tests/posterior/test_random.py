@@ -36,7 +36,7 @@ def test_an_error_on_any_core_is_raised(threads):
     threads(2)
     other = threading.Event()
 
-    def fail(block, where):
+    def fail(block, where, spare):
         if threading.current_thread() is not threading.main_thread():
             other.set()
             raise ArithmeticError("not here")

@@ -41,7 +41,7 @@ def recorded(net: nn.Module, x: Tensor) -> int:
     model = byov.bayesianize(net, {"random*": byov.Gaussian(-3.0)}).eval()
     forward = Forward(model, x, "classification")
     with torch.no_grad():
-        forward.one(Draws(model, seeded()).next())
+        forward.one(Draws(model, seeded(), 2).next())
     assert forward.recording is not None
     assert forward.recording.sound
     return forward.recording.kept

@@ -27,10 +27,11 @@ def seeds(count: int, generator: Generator | None) -> Tensor:
 
 
 @torch.no_grad()
-def fill(out: Tensor, seeds: Tensor, then: Callable[[Floats, slice], None] | None = None) -> None:
+def fill(out: Tensor, seeds: Tensor, then: Callable[[Floats, slice, Floats], None] | None = None) -> None:
     """Fill `out` (count,) with the noise of these streams: the same numbers on any number of cores.
 
-    In float32 `then(block, where)` goes on with each block, `where` it lies in `out`, while the cache holds it.
+    In float32 `then(block, where, spare)` goes on with each block, `where` it lies in `out`, while the cache holds it;
+    `spare` is as long as the block, and free to write to.
     """
     cores = min(torch.get_num_threads(), len(seeds))
     starts = range(0, len(out), BLOCK)
@@ -48,7 +49,7 @@ def fill(out: Tensor, seeds: Tensor, then: Callable[[Floats, slice], None] | Non
                 block = out[where].numpy()
                 box_muller(block, seed, spare)
                 if then is not None:
-                    then(block, where)
+                    then(block, where, spare[: len(block)])
 
     if cores == 1:
         work()

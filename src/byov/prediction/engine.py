@@ -69,7 +69,7 @@ def predict(
         raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
     if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep))
+    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one and samples == 1)
     with _evaluating(model), torch.inference_mode(False), torch.no_grad():
         if one:
             ((prediction,),) = call.windows(iter([ready(x, model)]), lambda share: None)  # type: ignore[arg-type]
@@ -109,11 +109,13 @@ class _Predictor:
         strategy: Strategy,
         tolerance: float | None,
         settings: tuple[Task, float | None, bool],
+        once: bool,
     ) -> None:
         self.model, self.tolerance, self.settings = model, tolerance, settings
-        self.draws = Draws(model, generator) if isinstance(model, BayesianModule) else None
+        self.draws = Draws(model, generator, samples) if isinstance(model, BayesianModule) else None
         self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
+        self.once = once  # one pass in all: there is none after it that could use what it leaves behind
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
@@ -151,7 +153,7 @@ class _Predictor:
         weights = None if self.draws is None else self.draws.next()
         window: list[Running] = []
         for x in batches:
-            batch = Running(self.model, x, *self.settings)
+            batch = Running(self.model, x, *self.settings, once=self.once)
             batch.take(batch.forward.one(weights))
             window.append(batch)
             advance(1 / self.samples)

@@ -16,10 +16,13 @@ from byov.prediction.reuse import Recording, again, record
 
 
 class Forward:
-    """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it."""
+    """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it.
 
-    def __init__(self, model: nn.Module, x: Batch, task: Task) -> None:
-        self.model, self.x, self.task = model, x, task
+    `once` says that there are no others.
+    """
+
+    def __init__(self, model: nn.Module, x: Batch, task: Task, once: bool = False) -> None:
+        self.model, self.x, self.task, self.once = model, x, task, once
         self.recording: Recording | None = None
 
     def one(self, weights: Weights | None) -> Tensor:
@@ -27,7 +30,9 @@ class Forward:
         if weights is None:
             return self._values(self._call(self.model)).unsqueeze(0)
         tensors = weights()
-        if self.recording is None:
+        if self.once:
+            out = self._under(tensors)
+        elif self.recording is None:
             inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
             out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
         else:

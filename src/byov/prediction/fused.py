@@ -12,10 +12,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.posterior import blocks
+from byov.posterior.blocks import Floats
 from byov.posterior.family import Noise
 from byov.posterior.gaussian import Gaussian
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import blockwise
+
+MANY = 8
+"""Draws from which σ is kept: its memory costs as much as seven times computing it."""
 
 
 class Fused:
@@ -24,11 +28,12 @@ class Fused:
     What is random in one is the seeds of its blocks of noise, the same that `model.noise` would have drawn.
     """
 
-    def __init__(self, model: BayesianModule) -> None:
+    def __init__(self, model: BayesianModule, samples: int) -> None:
         self._model = model
         (self._factor,) = model.factors
         self._names = list(model.tensors())
-        self._memory: Tensor | None = None
+        self._theta: Tensor | None = None
+        self._std: Floats | None = np.empty(self._factor.layout.numel, np.float32) if samples >= MANY else None
         self._std_is_there = False
 
     @staticmethod
@@ -48,26 +53,26 @@ class Fused:
     def __call__(self, seeds: Tensor) -> dict[str, Tensor]:
         """The weights under seeds (B,), in the memory of the draw before; or stacked (K, …) under seeds (K, B)."""
         layout = self._factor.layout
-        if self._memory is None:
-            self._memory = torch.empty(2, layout.numel)
-        theta, std = self._memory
         if seeds.ndim > 1:
             theta = torch.empty(len(seeds), layout.numel)
+        else:
+            theta = self._theta = torch.empty(layout.numel) if self._theta is None else self._theta
         for row, own in zip(theta.view(-1, layout.numel), seeds.view(-1, seeds.shape[-1]), strict=True):
-            self._draw(row, std, own)
+            self._draw(row, own)
         named = layout.with_ties(layout.split(theta))
         return {name: named[name] for name in self._names}
 
-    def _draw(self, theta: Tensor, std: Tensor, seeds: Tensor) -> None:
-        """One draw, and with the first σ = exp(½ρ), which the others share."""
+    def _draw(self, theta: Tensor, seeds: Tensor) -> None:
+        """One draw; where there are to be many, with the first σ = exp(½ρ), which the others share."""
         mean, log_var = (self._factor.get_parameter(role).detach().numpy() for role in ("mean", "log_var"))
-        sigma, first = std.numpy(), not self._std_is_there
+        kept, known = self._std, self._std_is_there
 
-        def weights(block: blocks.Floats, where: slice) -> None:
-            if first:
-                np.exp(np.multiply(log_var[where], np.float32(0.5), out=sigma[where]), out=sigma[where])
-            np.multiply(block, sigma[where], out=block)
+        def weights(block: Floats, where: slice, spare: Floats) -> None:
+            std = spare if kept is None else kept[where]
+            if not known:
+                np.exp(np.multiply(log_var[where], np.float32(0.5), out=std), out=std)
+            np.multiply(block, std, out=block)
             np.add(block, mean[where], out=block)
 
         blocks.fill(theta, seeds, weights)
-        self._std_is_there = True
+        self._std_is_there = kept is not None

@@ -15,8 +15,10 @@ from byov.prediction.result import Moments, Prediction, Task
 class Running:
     """The moments of the draws that a batch has seen, and which of its inputs have stopped."""
 
-    def __init__(self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool) -> None:
-        self.forward = Forward(model, x, task)
+    def __init__(
+        self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool, once: bool = False
+    ) -> None:
+        self.forward = Forward(model, x, task, once)
         self.size, self.precision, self.keep = size_of(x), precision, keep
         self.moments, self.open = Moments(task), torch.arange(self.size)
         self._kept: list[Tensor] = []
