@@ -94,7 +94,7 @@ def running_means(
 
 
 def _under(body: nn.Module, compiled: bool) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """The network under the weights of a draw; compiled once for all networks of one shape, as a reading is 2,500 passes."""
+    """The network under the weights of a draw. Compiled once for all networks of a shape: a reading is 2,500 passes."""
 
     def call(tensors: dict[str, Tensor], part: Tensor) -> Tensor:
         return functional_call(body, tensors, (part,))
