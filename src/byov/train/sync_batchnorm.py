@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over processes. Each reads the sum of all, so the gradient of a part is the sum of all gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Sum.forward(ctx, gradient)
 
 
 class GlooBatchNorm(_BatchNorm):
@@ -26,9 +41,9 @@ class GlooBatchNorm(_BatchNorm):
         count = input.numel() // input.shape[1] * dist.get_world_size()
         shape = (1, -1, *(1 for _ in dims[1:]))
         x = input.to(torch.promote_types(input.dtype, torch.float32))
-        mean = all_reduce(x.sum(dims)) / count
+        mean = _Sum.apply(x.sum(dims)) / count
         x = x - mean.view(shape)
-        var = all_reduce(x.square().sum(dims)) / count
+        var = _Sum.apply(x.square().sum(dims)) / count
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
