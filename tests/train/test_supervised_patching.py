@@ -185,6 +185,22 @@ def test_gain_is_a_learning_rate_for_the_patches(tmp_path: Path) -> None:
     assert float(moved[0]["net.q.0.components"].abs().max()) > 0
 
 
+@pytest.mark.parametrize("apart", [0.0, 2.0])
+def test_apart_is_a_learning_rate_for_what_tells_patches_from_their_mean(apart: float, tmp_path: Path) -> None:
+    """One step of plain SGD moves their mean as `gain` says and each away from it as `apart` says."""
+    words = ("posterior.family=emp", "posterior.on=norm", "train.optimizer=sgd", "train.momentum=0.0", "train.warmup=0")
+    torch.manual_seed(recipe().train.seed)
+    begin = build(recipe(*words), load("digits", "train"), 10, 1, CPU).state_dict()["net.q.0.components"]
+    moved = []
+    for settings in ((), ("posterior.gain=4", f"posterior.apart={apart}")):
+        run = tmp_path / str(len(settings))
+        start(recipe(*words, *settings, "train.minutes=1e-9"), run)
+        moved.append(state(run)["module"]["net.q.0.components"] - begin)
+    mean = moved[0].mean(0)
+    assert float(mean.abs().max()) > 0
+    torch.testing.assert_close(moved[1], 4 * mean + apart * (moved[0] - mean), rtol=1e-3, atol=1e-6)
+
+
 # Dropout before every BatchNorm
 
 
@@ -303,6 +319,8 @@ def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_pa
         (["posterior.alternate=2"], "the posterior covers the whole network"),
         (["posterior.alternate=2", "posterior.family=none"], "needs a posterior that is learned"),
         (["posterior.gain=0"], "posterior.gain is above 0"),
+        (["posterior.family=emp", "posterior.apart=-1"], "posterior.apart is at least 0"),
+        (["posterior.family=dropout", "posterior.apart=1"], "posterior.apart is for ensemble, emp, ecmp"),
         (["posterior.learn_probs=true"], "posterior.learn_probs is for ensemble, emp, ecmp, not for gaussian"),
         (["posterior.on=before-norm"], "is a place for dropout, not for gaussian"),
         (["posterior.on=output", "posterior.output_family=emp"], "stands beside another family"),

@@ -41,6 +41,9 @@ class FamilyConfig(ObjectiveConfig):
     """Coordinate descent (C.2): so many steps on what is shared, then as many on what has a posterior; 0: together."""
     gain: float = 1.0
     """Times the gradients of what has a posterior. Of K components a step moves one: under SGD, K makes up for that."""
+    apart: float | None = None
+    """The same for what moves components apart, while `gain` moves their mean; None: the same number. Under SGD, K for
+    both lets a gradient's noise drive them apart K times as fast as the mean of all learns."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +62,10 @@ class FamilyConfig(ObjectiveConfig):
             raise ValueError("posterior.alternate needs a posterior that is learned beside what is shared.")
         if not 0 < self.gain < float("inf"):
             raise ValueError(f"posterior.gain is above 0, not {self.gain}.")
+        if self.apart is not None and not 0 <= self.apart < float("inf"):
+            raise ValueError(f"posterior.apart is at least 0, not {self.apart}.")
+        if self.apart is not None and not used & set(_COMPONENTS):
+            raise ValueError(f"posterior.apart is for {', '.join(_COMPONENTS)}, not for {self.family}.")
         self.rules()  # the families refuse what they cannot be
 
     def rules(self, pretrained: bool = False) -> Rules | None:

@@ -96,6 +96,8 @@ class SupervisedTask:
         # What has a posterior, and what all its draws share.
         self._patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
         self._shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
+        factors = net.factors if isinstance(net, BayesianModule) else []
+        self._components = [f.get_parameter("components") for f in factors if "components" in f.roles]
         if recipe.posterior.alternate and not self._shared:
             raise ValueError(
                 "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
@@ -115,7 +117,7 @@ class SupervisedTask:
         return batch.images, batch.labels, drawn[place.rank :: place.world], weight
 
     def before(self, step: int) -> None:
-        """The patches' gradients times `gain`; in a phase of coordinate descent only one half has gradients at all.
+        """The patches' gradients times `gain` and `apart`; in a phase of coordinate descent only one half has gradients.
 
         Without a gradient a parameter, and the optimizer's state of it, stay as they are.
         """
@@ -123,9 +125,13 @@ class SupervisedTask:
         if posterior.alternate:
             for parameter in (self._patched, self._shared)[step // posterior.alternate % 2]:
                 parameter.grad = None
-        gradients = [p.grad for p in self._patched if p.grad is not None] if posterior.gain != 1 else []
-        if gradients:
+        gradients = [p.grad for p in self._patched if p.grad is not None]
+        if gradients and posterior.gain != 1:
             torch._foreach_mul_(gradients, posterior.gain)
+        if posterior.apart is not None:
+            for components in (p.grad for p in self._components if p.grad is not None):
+                mean = components.mean(0, keepdim=True)
+                components.sub_(mean).mul_(posterior.apart / posterior.gain).add_(mean)
 
     def after(self, step: int, total: int) -> None:
         """Nothing follows a step."""
