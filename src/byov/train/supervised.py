@@ -117,7 +117,7 @@ class SupervisedTask:
         return batch.images, batch.labels, drawn[place.rank :: place.world], weight
 
     def before(self, step: int) -> None:
-        """The patches' gradients times `gain` and `apart`; in a phase of coordinate descent only one half has gradients.
+        """The patches' gradients times `gain` and `apart`; in coordinate descent only one half has any.
 
         Without a gradient a parameter, and the optimizer's state of it, stay as they are.
         """
