@@ -1,7 +1,7 @@
 """How far apart patches should start, and how fast they should learn: one seed each, read on the held-out images.
 
-python results/cifar100_tune.py --root DATA --minutes 9 --spreads 0.3,0.5,0.7 --gains 5,1
-python results/cifar100_tune.py --root DATA --methods ecmp --set train.epochs=60 --set posterior.start=copy
+python results/cifar100_tune.py --root DATA --minutes 9 --spreads 0.1,0.15,0.2
+python results/cifar100_tune.py --root DATA --methods ecmp --spreads 0.1 --set train.epochs=100 --set posterior.apart=1
 
 Test images are not looked at. Call again to go on; what is finished is only read. The choice goes into `_PATCHES` and
 `COMMON` of src/byov/reproduce/patching_runs.py and into recipes/cifar100_resnet18.toml.
@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/cifar100_tune"))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--methods", default="vanilla,ecmp")
-    parser.add_argument("--spreads", default="0.3,0.5,0.7")
-    parser.add_argument("--gains", default="5.0,1.0")
-    parser.add_argument("--stds", default="0.45")
+    parser.add_argument("--spreads", default="0.1,0.15,0.2")
+    parser.add_argument("--gains", default="5.0")
+    parser.add_argument("--stds", default="0.14")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--scale", default="full", choices=("quick", "full"))

@@ -43,7 +43,7 @@ def _posterior(**settings: object) -> tuple[str, ...]:
     return tuple(f"posterior.{key}={value}".replace("True", "true") for key, value in settings.items())
 
 
-_PATCHES = {"k": K, "start": "reset", "spread": 0.5, "gain": K}
+_PATCHES = {"k": K, "start": "copy", "spread": 0.15, "gain": K, "apart": 0.2}
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _posterior(family="none")),
     "ecmp": Method("ECMP (BN+out)", _posterior(family="ecmp", on="norm+output", **_PATCHES)),
@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
 }
 """In the order in which they are trained: what the paper's claims are about comes first."""
 
-EPOCHS: dict[Scale, int] = {"quick": 12, "full": 30}
+EPOCHS: dict[Scale, int] = {"quick": 12, "full": 60}
 _EQUATION_6 = (  # β = 1 and N the data set's size: τ/N is then the weight decay of SGD, on every parameter
     "posterior.points=true",
     "posterior.beta_schedule=constant",
@@ -94,7 +94,7 @@ COMMON: dict[Scale, tuple[str, ...]] = {
         "model.name=cifar_resnet18",
         "augment=crop-flip",
         *_EQUATION_6,
-        "posterior.prior_std=0.45",
+        "posterior.prior_std=0.14",
         "train.batch=512",
         "train.optimizer=sgd",
         "train.lr=0.1",
