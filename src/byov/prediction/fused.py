@@ -19,7 +19,7 @@ from byov.posterior.module import BayesianModule
 from byov.posterior.random import blockwise
 
 MANY = 8
-"""Draws from which σ is kept: its memory costs as much as seven times computing it."""
+"""Draws from which σ is kept: mapping its memory takes about as long as computing it a few times over."""
 
 
 class Fused:

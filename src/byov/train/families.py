@@ -43,7 +43,7 @@ class FamilyConfig(ObjectiveConfig):
     """Times the gradients of what has a posterior. Of K components a step moves one: under SGD, K makes up for that."""
     apart: float | None = None
     """The same for what moves components apart, while `gain` moves their mean; None: the same number. Under SGD, K for
-    both lets a gradient's noise drive them apart K times as fast as the mean of all learns."""
+    both also lets the gradients' noise drive them apart K times as fast as 1 does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
