@@ -4,6 +4,7 @@
     python benchmarks/all.py --device cpu                       # two threads, as it comes
     python benchmarks/all.py --device cuda --list
     python benchmarks/all.py --device cuda --only gaussian-vit-s16 epoch --json FILE --minutes 8
+    python benchmarks/all.py --device cuda --together           # rows compile at the same time, and are measured in turn
 
 Contenders run in one process in interleaved rounds; a ratio is the median over rounds of the paired times, with
 quartiles. `--json` is written after every row, and a second call with it goes on where the first stopped. Ends with
@@ -23,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import together
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +73,10 @@ def outcome(row: Row, book: Book) -> dict[str, Any]:
 def measure(rows: list[Row], book: Book, setting: Setting, options: argparse.Namespace) -> None:
     """Every measurement the rows need and the book lacks; none is started after the time is up."""
     everything, measurements = table(options.kind)
+    if options.together:
+        book.kept |= together.measure(rows, passed_on(options), book.kept)
+        book.save(everything)
+        return
     minutes: float | None = options.minutes
     start = time.monotonic()
     for name in dict.fromkeys(row.measurement for row in rows):
@@ -94,6 +100,14 @@ def measure(rows: list[Row], book: Book, setting: Setting, options: argparse.Nam
             if row.measurement == name:
                 print(told(outcome(row, book), row), file=sys.stderr, flush=True)
         setting.clear()
+
+
+def passed_on(options: argparse.Namespace) -> list[str]:
+    """The options of this call that hold for each of the processes it starts."""
+    words = ["--device", options.device, "--threads", str(options.threads)]
+    words += [f"--{name.replace('_', '-')}" for name in ("tiny", "as_cuda") if getattr(options, name)]
+    words += [] if options.rounds is None else ["--rounds", str(options.rounds)]
+    return words + ([] if options.compile is None else ["--compile" if options.compile else "--no-compile"])
 
 
 def number(value: float | None, row: Row) -> str:
@@ -131,6 +145,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="start no new measurement after this long")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (20 on a GPU, 8 on a CPU)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--together", action="store_true", help="compile rows at the same time; measure them in turn")
     parser.add_argument("--list", action="store_true", help="name the rows and their bars")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # sizes that prove only that rows run
     parser.add_argument("--as-cuda", action="store_true", help=argparse.SUPPRESS)  # the GPU's rows on a CPU
@@ -138,6 +153,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available() and not options.list:
         parser.error("There is no CUDA device here.")
+    if options.together and options.minutes is not None:
+        parser.error("--minutes is for rows one after another, not for --together.")
     options.kind = "cuda" if options.as_cuda else options.device
     rows, _ = table(options.kind)
     unknown = set(options.only or ()) - {row.name for row in rows}

@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 from peers import CONTENDERS
 from rows.setting import NETWORKS, Setting
-from timing import synchronize
+from timing import Step, synchronize, turn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,15 +34,17 @@ def main() -> None:
     words = parser.parse_args()
     device = torch.device(words.device)
     setting = Setting(device, tiny=words.tiny, compile=device.type == "cuda")
-    for name in ("deterministic", words.contender):
-        show(name, setting, words.network, words.top)
+    steps = {name: CONTENDERS[name](setting.task(words.network)) for name in ("deterministic", words.contender)}
+    for step in steps.values():
+        for _ in range(setting.warmup):
+            step()
+    with turn():
+        for name, step in steps.items():
+            show(name, step, setting, words.network, words.top)
 
 
-def show(name: str, setting: Setting, network: str, top: int) -> None:
+def show(name: str, step: Step, setting: Setting, network: str, top: int) -> None:
     """Print the kernels of one contender."""
-    step = CONTENDERS[name](setting.task(network))
-    for _ in range(setting.warmup):
-        step()
     synchronize(setting.device)
     start = perf_counter()
     for _ in range(STEPS):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,6 +21,21 @@ Step = Callable[[], object]
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """This process' turn to measure, where several take turns (`together.py`); else nothing."""
+    folder = os.environ.get("BYOV_TURNS")
+    if folder is None:
+        yield
+        return
+    (Path(folder) / f"ready_{os.getpid()}").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.2)
+    with (Path(folder) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def interleaved(
@@ -35,15 +53,16 @@ def interleaved(
     """
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for repetition in range(repetitions):
-        shift = repetition % len(names)
-        for name in names[shift:] + names[:shift]:
-            synchronize(device)
-            start = clock()
-            for _ in range(burst):
-                steps[name]()
-            synchronize(device)
-            seconds[name].append((clock() - start) / burst)
+    with turn():
+        for repetition in range(repetitions):
+            shift = repetition % len(names)
+            for name in names[shift:] + names[:shift]:
+                synchronize(device)
+                start = clock()
+                for _ in range(burst):
+                    steps[name]()
+                synchronize(device)
+                seconds[name].append((clock() - start) / burst)
     return seconds
 
 

@@ -2,6 +2,7 @@
 
 python results/patches_small.py --root DATA family=none
 python results/patches_small.py --root DATA family=ecmp,on=norm+output,start=copy,spread=0.1,gain=5,apart=0.2
+python results/patches_small.py --root DATA --set train.optimizer=adam --set train.lr=1e-3 family=none,penalty=l2
 
 Each word holds the settings of `posterior` of one run (six minutes on one core). 10,000 images of CIFAR-100's training
 set are trained on, 2,500 others of it are read, under 20 draws; its test set is not looked at.
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--root", help="the folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/patches_small"))
     parser.add_argument("--epochs", type=int, default=36)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     words = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
@@ -80,10 +82,11 @@ def main() -> None:
     common += ["train.batch=128", "train.optimizer=sgd", "train.lr=0.1", "train.lr_batch=none", "train.warmup=2"]
     common += ["train.accelerator=cpu", "train.devices=1", f"train.epochs={words.epochs}"]
     for settings in words.settings:
-        run = words.out / f"{settings.replace(',', '_')}_epochs{words.epochs}"
+        named = [settings.replace(",", "_"), f"epochs{words.epochs}"]
+        run = words.out / "_".join([*named, *(change.rpartition(".")[2].replace("=", "") for change in words.set)])
         own = [f"posterior.{setting}" for setting in settings.split(",")]
         if not run.exists():
-            start(load_config(Supervised, None, [*common, *own]), run, False)
+            start(load_config(Supervised, None, [*common, *words.set, *own]), run, False)
         module, _ = restore(run, device)
         held = load(name, "test")
         assert isinstance(held, ImageSet)

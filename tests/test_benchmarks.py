@@ -40,6 +40,18 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert "regression MLP, looped ÷ batched" in second.stdout
 
 
+def test_rows_in_processes_of_their_own_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, turns = tmp_path / "all.json", tmp_path / "turns"
+    monkeypatch.setenv("BYOV_TURNS", str(turns))
+    done = run("--json", file, "--together", "--only", "draws-vit-ti4", "regression")
+    assert done.returncode in (0, 1), done.stderr
+    kept = json.loads(file.read_text())["measurements"]
+    assert set(kept) == {"loader", "regression"}
+    assert kept["regression"]["ratio"]["looped"]["median"] > 0
+    assert len(list(turns.glob("ready_*"))) == 2
+    assert (turns / "go").exists()
+
+
 def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
     command = [sys.executable, "-W", "ignore", str(FOLDER / "kernels.py"), "vit_ti4", "--tiny", "--top", "3"]
     done = subprocess.run(

@@ -16,15 +16,18 @@ def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
     """`count` draws of every weight on one batch, beside as many passes; as they are and, on a GPU, compiled."""
     x, _ = setting.inputs(network)
     rounds = max(setting.rounds // 2, 3)
-    found = compared(timed(setting, both(setting, network, x, count), rounds), "passes")
-    found |= {"draws": count, "batch": len(x)}
+    plain, compiled, failed = both(setting, network, x, count), None, {}
     if setting.compile:
         try:
-            compiled = compared(timed(setting, both(setting, network, x, count, compile=True), rounds), "passes")
+            compiled = warm(setting, both(setting, network, x, count, compile=True))
         except Exception as error:  # the numbers without it are still worth having
-            return found | {"compiled_error": f"{type(error).__name__}: {str(error).strip()[:200]}"}
-        found["ms"] |= {f"compiled {name}": ms for name, ms in compiled["ms"].items()}
-        found["compiled_ratio"] = compiled["ratio"]["draws"]
+            failed = {"compiled_error": f"{type(error).__name__}: {str(error).strip()[:200]}"}
+    found = compared(interleaved(warm(setting, plain), rounds, setting.device), "passes")
+    found |= {"draws": count, "batch": len(x)} | failed
+    if compiled is not None:
+        faster = compared(interleaved(compiled, rounds, setting.device), "passes")
+        found["ms"] |= {f"compiled {name}": ms for name, ms in faster["ms"].items()}
+        found["compiled_ratio"] = faster["ratio"]["draws"]
     return found
 
 
@@ -44,7 +47,7 @@ def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) ->
     net = setting.network(network).eval()
     model = byov.bayesianize(net, byov.Gaussian())
     steps = {"passes": passes(setting, net, parts, few), "draws": predicted(setting, model, parts, count)}
-    seconds = timed(setting, steps, rounds=3 if setting.tiny else 4)
+    seconds = interleaved(warm(setting, steps), 3 if setting.tiny else 4, setting.device)
     seconds["passes"] = [time * count / few for time in seconds["passes"]]
     return compared(seconds, "passes") | {"draws": count, "batches": batches, "batch": len(parts[0])}
 
@@ -55,7 +58,8 @@ def head(setting: Setting, network: str, count: int = 100) -> dict[str, Any]:
     net = setting.network(network).eval()
     model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()})
     steps = {"one pass": passes(setting, net, [x], 1), "draws": predicted(setting, model, x, count)}
-    return compared(timed(setting, steps, setting.rounds), "one pass") | {"draws": count, "batch": len(x)}
+    seconds = interleaved(warm(setting, steps), setting.rounds, setting.device)
+    return compared(seconds, "one pass") | {"draws": count, "batch": len(x)}
 
 
 def passes(setting: Setting, net: nn.Module, parts: list[Tensor], count: int) -> Step:
@@ -77,8 +81,8 @@ def predicted(setting: Setting, model: byov.BayesianModule, x: Tensor | list[Ten
     return work
 
 
-def timed(setting: Setting, steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+def warm(setting: Setting, steps: dict[str, Step]) -> dict[str, Step]:
     for _ in range(3 if setting.compile else 1):  # the second call of a compiled network still compiles
         for step in steps.values():
             step()
-    return interleaved(steps, rounds, setting.device)
+    return steps

@@ -120,8 +120,8 @@ def efficiency(found: Found) -> Reading:
 def flops(setting: Setting) -> Found:
     """The deterministic network's operations in the time of the Gaussian's step: noise and KL are not model FLOPs."""
     each = machine.model_flops(setting, "vit_s16")
-    product = machine.product(setting)
     found = pair("vit_s16", "byov Gaussian")(setting)
+    product = machine.product(setting)
     rate = {name: 1000 * each * found["batch"] / ms for name, ms in found["ms"].items()}
     known = machine.H200 if setting.cuda and not setting.tiny else 0.0
     return found | {
