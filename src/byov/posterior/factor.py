@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 
 from byov.posterior.family import Family, Noise
 from byov.posterior.layout import Layout
+from byov.posterior.solid import solid
 
 
 class Factor(nn.Module):
@@ -53,7 +54,8 @@ class Factor(nn.Module):
 
     def draw(self, noise: Noise) -> dict[str, Tensor]:
         """One draw by name, tied weights under each of their names, an ensemble's buffers with it."""
-        named = self.layout.with_ties(self.layout.split(self.family.draw(self.roles, self.cells, noise)))
+        flat = solid(self.family.draw(self.roles, self.cells, noise))
+        named = self.layout.with_ties(self.layout.split(flat))
         for name in self.buffer_names:
             named[name] = self._stack(name).index_select(0, self._component(noise)).squeeze(0)
         return named
