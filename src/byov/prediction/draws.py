@@ -18,6 +18,7 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.fused import Fused
 from byov.prediction.recycle import Recycle
 from byov.prediction.reuse import Recording, again, record
+from byov.prediction.steady import Steady
 
 
 class Weights:
@@ -48,6 +49,7 @@ class Draws:
     def __init__(self, model: BayesianModule, generator: Generator | None, samples: int) -> None:
         self.model, self.generator = model, generator
         self._fused = Fused(model, samples) if Fused.suits(model, generator) else None
+        self._steady = Steady(model) if Steady.suits(model) else None
         self._start = None if generator is None else generator.get_state()
         self._recording: Recording | None = None
         self._noise_memory, self._weight_memory = Recycle(), Recycle()
@@ -89,6 +91,8 @@ class Draws:
     def _one(self, noise: list[Noise]) -> dict[str, Tensor]:
         if self._fused is not None:
             return self._fused(noise[0]["seeds"])
+        if self._steady is not None:
+            return self._steady(noise)
         if self._recording is None:
             random = [tensor for part in noise for tensor in part.values()]
             tensors, self._recording = record(lambda: self.model.tensors(noise), self.model, (), random)

@@ -29,6 +29,9 @@ FIRST_LOOK = 32
 """Draws before a tolerance may stop any input. After 8, an input whose rare but large deviations have not come up yet
 passes for certain: on digits the error at a tolerance was then twice the one that as many draws for everybody have."""
 
+FEW = 32
+"""Draws on a GPU below which they are not batched."""
+
 _NO_BATCHING = (RuntimeError, NotImplementedError)
 """What vmap raises for an operation it has no rule for, or for a draw written into a tensor that all draws share."""
 
@@ -69,7 +72,7 @@ def predict(
         raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
     if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one and samples == 1)
+    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one)
     with _evaluating(model), torch.inference_mode(False), torch.no_grad():
         if one:
             ((prediction,),) = call.windows(iter([ready(x, model)]), lambda share: None)  # type: ignore[arg-type]
@@ -109,13 +112,25 @@ class _Predictor:
         strategy: Strategy,
         tolerance: float | None,
         settings: tuple[Task, float | None, bool],
-        once: bool,
+        one: bool,
     ) -> None:
         self.model, self.tolerance, self.settings = model, tolerance, settings
         self.draws = Draws(model, generator, samples) if isinstance(model, BayesianModule) else None
         self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
-        self.once = once  # one pass in all: there is none after it that could use what it leaves behind
+        # With one pass in all there is none after it that could use what it leaves behind.
+        self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())
+
+    def _nothing_to_see(self) -> bool:
+        """Whether watching a pass would cost more than it can give: about the host's time for a pass.
+
+        Where every parameter is random there is next to nothing that passes share. On a GPU, a few passes are over
+        before that is made up for by what batching draws may gain; a compiled network makes no calls to be seen.
+        """
+        if self.draws is None or self.draws.model.points():
+            return False
+        compiled = any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
+        return compiled or (self.samples < FEW and device_of(self.model).type == "cuda")
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
@@ -153,7 +168,7 @@ class _Predictor:
         weights = None if self.draws is None else self.draws.next()
         window: list[Running] = []
         for x in batches:
-            batch = Running(self.model, x, *self.settings, once=self.once)
+            batch = Running(self.model, x, *self.settings, watch=self.watch)
             batch.take(batch.forward.one(weights))
             window.append(batch)
             advance(1 / self.samples)

@@ -18,11 +18,11 @@ from byov.prediction.reuse import Recording, again, record
 class Forward:
     """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it.
 
-    `once` says that there are no others.
+    Without `watch` it is not.
     """
 
-    def __init__(self, model: nn.Module, x: Batch, task: Task, once: bool = False) -> None:
-        self.model, self.x, self.task, self.once = model, x, task, once
+    def __init__(self, model: nn.Module, x: Batch, task: Task, watch: bool = True) -> None:
+        self.model, self.x, self.task, self.watch = model, x, task, watch
         self.recording: Recording | None = None
 
     def one(self, weights: Weights | None) -> Tensor:
@@ -30,7 +30,7 @@ class Forward:
         if weights is None:
             return self._values(self._call(self.model)).unsqueeze(0)
         tensors = weights()
-        if self.once:
+        if not self.watch:
             out = self._under(tensors)
         elif self.recording is None:
             inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()

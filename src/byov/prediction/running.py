@@ -16,9 +16,9 @@ class Running:
     """The moments of the draws that a batch has seen, and which of its inputs have stopped."""
 
     def __init__(
-        self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool, once: bool = False
+        self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool, watch: bool = True
     ) -> None:
-        self.forward = Forward(model, x, task, once)
+        self.forward = Forward(model, x, task, watch)
         self.size, self.precision, self.keep = size_of(x), precision, keep
         self.moments, self.open = Moments(task), torch.arange(self.size)
         self._kept: list[Tensor] = []
@@ -57,7 +57,7 @@ class Running:
             return False
         self.moments.take(goes_on)
         x = x[goes_on] if isinstance(x, Tensor) else {name: tensor[goes_on] for name, tensor in x.items()}
-        self.forward = Forward(self.forward.model, x, task)
+        self.forward = Forward(self.forward.model, x, task, self.forward.watch)
         return True
 
     def result(self, strategy: str, each: bool) -> Prediction:

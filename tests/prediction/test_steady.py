@@ -1,0 +1,87 @@
+"""Draws at one place are those that the model makes from its noise; and when no pass is watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.prediction import forward
+from byov.prediction.reuse import record
+from byov.prediction.steady import Steady
+
+FAMILIES = [byov.Gaussian(-3.0), byov.Dropout(0.3), byov.DropConnect(0.3), byov.EMP(3, spread=0.5), byov.ECMP(3)]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.other(torch.relu(self.one(x))))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_draws_at_one_place_are_the_model_s(family: Any, mixed: bool) -> None:
+    rules = {byov.output_layer: byov.Gaussian(-1.0), "*": family} if mixed else family
+    model = byov.bayesianize(Tied(), rules)
+    steady, places = Steady(model), None
+    with torch.no_grad():
+        for _ in range(3):
+            noise = model.noise()
+            drawn, expected = steady(noise), model.tensors(noise)
+            assert list(drawn) == list(expected)
+            for name, value in expected.items():
+                torch.testing.assert_close(drawn[name], value)
+            now = {name: tensor.data_ptr() for name, tensor in drawn.items()}
+            assert places in (None, now)
+            places = now
+    assert drawn["one.weight"].data_ptr() == drawn["other.weight"].data_ptr()
+
+
+def test_it_is_for_gpus_and_for_factors_without_a_state() -> None:
+    assert not Steady.suits(byov.bayesianize(Tied(), byov.Gaussian()))
+    if torch.cuda.is_available():
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
+        assert Steady.suits(byov.bayesianize(net, byov.Gaussian()))
+        assert not Steady.suits(byov.bayesianize(net, byov.Ensemble(3)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("samples", [5, 40])
+def test_on_a_gpu_predictions_are_those_of_a_loop_by_hand(family: Any, samples: int) -> None:
+    model, x = byov.bayesianize(Tied().cuda(), family).eval(), torch.randn(6, 4, device="cuda")
+    found = byov.predict(model, x, samples, generator=Generator("cuda").manual_seed(0))
+    generator, probs = Generator("cuda").manual_seed(0), []
+    with torch.no_grad():
+        for _ in range(samples):
+            with model.draw(generator):
+                probs.append(model(x).softmax(1))
+    torch.testing.assert_close(found.mean, torch.stack(probs).mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_compiled_network_is_not_watched_where_everything_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[object] = []
+    monkeypatch.setattr(forward, "record", lambda *args: watched.append(args) or record(*args))
+    x = torch.randn(6, 4)
+    for compiled, rules, expected in (
+        (False, byov.Gaussian(-3.0), 1),
+        (True, byov.Gaussian(-3.0), 0),
+        (True, {byov.output_layer: byov.Gaussian(-3.0)}, 1),
+    ):
+        model = byov.bayesianize(Tied(), rules)
+        by_hand = byov.predict(model, x, 7, "loop", generator=Generator().manual_seed(0))
+        if compiled:
+            model.net.compile(backend="eager")
+        watched.clear()
+        found = byov.predict(model, x, 7, generator=Generator().manual_seed(0))
+        assert len(watched) == expected
+        torch.testing.assert_close(found.mean, by_hand.mean)
+    assert byov.predict(model, x, 7, "vmap").strategy == "vmap"  # whoever asks for batched draws gets them
