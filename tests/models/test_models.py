@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from byov.models import cifar_resnet18, pyramidnet, regression_mlp, resnet, table3_mlp, vit
+from byov.models.patches import Patches
 
 
 def count(net: nn.Module) -> int:
@@ -149,3 +150,23 @@ def test_vit_sizes() -> None:
         vit("huge")
     with pytest.raises(ValueError, match="does not divide"):
         vit("ti", image_size=30)
+
+
+@pytest.mark.parametrize(("channels", "patch", "height", "width"), [(3, 4, 32, 32), (1, 2, 7, 9), (2, 16, 16, 48)])
+def test_patches_are_a_convolution_whose_stride_is_its_kernel(
+    channels: int, patch: int, height: int, width: int
+) -> None:
+    layer = Patches(channels, 5, patch).double()
+    x = torch.randn(3, channels, height, width, dtype=torch.float64, requires_grad=True)
+    plain = nn.functional.conv2d(x, layer.weight, layer.bias, stride=patch)
+    assert layer(x).shape == plain.shape
+    torch.testing.assert_close(layer(x), plain)
+    towards = torch.randn_like(plain)
+    inputs = (x, layer.weight, layer.bias)
+    for ours, its in zip(
+        torch.autograd.grad((layer(x) * towards).sum(), inputs),
+        torch.autograd.grad((plain * towards).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, its)
+    assert isinstance(vit("nano").patch_embed.proj, Patches)

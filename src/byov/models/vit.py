@@ -6,6 +6,8 @@ from timm.layers import trunc_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from byov.models.patches import Patches
+
 SIZES = {  # width, depth, heads
     "nano": (64, 4, 2),
     "mini": (192, 6, 3),
@@ -47,6 +49,7 @@ def vit(
         drop_path_rate=drop_path,
         class_token=pool == "token",
     )
+    net.patch_embed.proj = Patches(channels, width, patch)
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             trunc_normal_(module.weight, std=0.02)
