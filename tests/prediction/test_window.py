@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import byov
 from byov.posterior import Family
-from byov.prediction import engine, window
+from byov.prediction import draws, engine, window
+from byov.prediction.draws import Weights
 from byov.prediction.running import Running
 
 from .networks import FAMILIES, NETWORKS, NarrowResNet18, Tied, by_hand, digits, mlp, spread, trained
@@ -43,17 +44,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often noise is drawn, and weights are made from it."""
     calls = {"noise": 0, "tensors": 0}
 
-    def counted(name: str) -> Callable[..., Any]:
-        method = getattr(byov.BayesianModule, name)
-
-        def call(self: byov.BayesianModule, *args: Any) -> Any:
+    def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
             calls[name] += 1
-            return method(self, *args)
+            return work(*args)
 
         return call
 
-    for name in calls:
-        monkeypatch.setattr(byov.BayesianModule, name, counted(name))
+    monkeypatch.setattr(byov.BayesianModule, "noise", counted("noise", byov.BayesianModule.noise))
+    monkeypatch.setattr(draws, "Weights", lambda make: Weights(counted("tensors", make)))
     return calls
 
 

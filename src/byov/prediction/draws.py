@@ -94,15 +94,18 @@ class Draws:
         if self._steady is not None:
             return self._steady(noise)
         if self._recording is None:
-            random = [tensor for part in noise for tensor in part.values()]
-            tensors, self._recording = record(lambda: self.model.tensors(noise), self.model, (), random)
+            tensors, self._recording = record(lambda: self.model.tensors(noise), self.model.q, (), _flat(noise))
             return tensors
         return self._again(noise, self._weight_memory)
 
     def _again(self, noise: list[Noise], memory: Recycle | None = None) -> dict[str, Tensor]:
         if self._recording is None:
             return self.model.tensors(noise)
-        return again(lambda: self.model.tensors(noise), self._recording, memory)
+        return again(lambda: self.model.tensors(noise), self._recording, _flat(noise), memory)
+
+
+def _flat(noise: list[Noise]) -> list[Tensor]:
+    return [tensor for part in noise for tensor in part.values()]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Forward:
             inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
             out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
         else:
-            out = again(lambda: self._under(tensors), self.recording)
+            out = again(lambda: self._under(tensors), self.recording, tensors.values())
         return self._values(out).unsqueeze(0)
 
     def several(self, weights: Weights) -> Tensor:
@@ -45,7 +45,7 @@ class Forward:
 
         def one(tensors: dict[str, Tensor]) -> Tensor:
             forward = lambda: self._under(tensors)  # noqa: E731
-            return self._values(forward() if recording is None else again(forward, recording))
+            return self._values(forward() if recording is None else again(forward, recording, tensors.values()))
 
         tensors = weights()
         with batching():
