@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import byov
 from byov.prediction.forward import Forward
-from byov.prediction.reuse import Recording, record, replay
+from byov.prediction.reuse import Diverged, Recording, record, replay
 
 from .networks import NarrowResNet18, by_hand, spread, timm_vit, torchvision_vit
 
@@ -537,7 +537,7 @@ def test_a_later_pass_lets_go_of_what_it_needs_no_more() -> None:
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
-            alive.append(weakref.ref(out))
+            alive.extend(weakref.ref(out) for _ in range(isinstance(out, Tensor)))
             self.most = max(self.most, sum(ref() is not None for ref in alive))
             return out
 
@@ -634,3 +634,44 @@ def test_a_tensor_given_other_memory() -> None:
     x = torch.randn(4, 5)
     model = check(SetsData(), RANDOM, x, vmap=False)
     assert not reused(model, x)
+
+
+class CountsByADraw(Net):
+    """How many there are is a shape, which tells something about the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        many = self.random(x).relu().nonzero().shape[0]
+        return self.fixed(x) * many
+
+
+class TakesByADraw(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = self.random(x)
+        return self.fixed(x) + drawn[drawn > 0].view(-1, 1).expand(-1, 5).sum(0) * len(drawn[drawn > 0])
+
+
+@pytest.mark.parametrize("net", [CountsByADraw, TakesByADraw])
+def test_a_shape_that_depends_on_the_draw(net: type[Net]) -> None:
+    x = torch.randn(4, 5)
+    model = check(net(), RANDOM, x, vmap=False)
+    _, recording = recorded(model, x)
+    noise = [t for part in model.noise(Generator().manual_seed(3)) for t in part.values()]
+    with pytest.raises(Diverged):
+        replay(recording, noise)
+
+
+def test_a_network_that_seeds_itself() -> None:
+    """It leaves the global stream as it was, which the same calls without its seed would not."""
+
+    class Seeds(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fixed(x)
+            with torch.random.fork_rng():
+                torch.manual_seed(11)
+                return F.dropout(self.random(h), 0.5, training=True)
+
+    x = torch.randn(4, 5)
+    model = check(Seeds(), RANDOM, x, vmap=False)
+    state = torch.get_rng_state()
+    byov.predict(model, x, 5, "loop", generator=Generator().manual_seed(7))
+    assert torch.equal(torch.get_rng_state(), state)

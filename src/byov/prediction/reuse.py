@@ -38,6 +38,10 @@ _BARE |= {torch.layout, torch.memory_format}
 """Types of arguments that no tensor hides in, and that are equal where they look equal."""
 
 
+class Diverged(Exception):
+    """A later pass is not the recorded one with other numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class _At:
     """Stands on the tape for a tensor that depends on the draw: the how-manieth of them it is."""
@@ -94,7 +98,7 @@ class _Call:
     kwargs: dict[str, Any]
     first: int
     """The number of its first result."""
-    count: int
+    shapes: list[torch.Size]
     gone: list[int] = field(default_factory=list)
     """What no call after it reads."""
 
@@ -106,6 +110,8 @@ class Recording:
     tape: list[_Call] = field(default_factory=list)
     out: Any = None
     sound: bool = True
+    tried: bool = False
+    """Whether the tape has been run."""
     largest: int = 0
     """Elements of the largest result that depends on the draw: what a batch of draws multiplies."""
     saved: float = 0.0
@@ -194,7 +200,7 @@ class _Record(TorchFunctionMode):
         recording.sound &= all(isinstance(leaf, _SHOWN) for leaf in _leaves((args, kwargs)))
         recording.sound &= name != "__set__" and self.context == _context()
         named = _map(self._name, args), _map(self._name, kwargs)
-        recording.tape.append(_Call(func, *named, self.count, len(results)))
+        recording.tape.append(_Call(func, *named, self.count, [t.shape for t in results]))
         self.read += read
         for tensor in results:
             self.known[id(tensor)] = ref(tensor), self.count
@@ -220,7 +226,7 @@ class _Record(TorchFunctionMode):
         for call in reversed(recording.tape):
             leaves = list(_leaves((call.args, call.kwargs)))
             touched = {leaf.number for leaf in leaves if type(leaf) is _At}
-            touched.update(range(call.first, call.first + call.count))
+            touched.update(range(call.first, call.first + len(call.shapes)))
             call.gone = list(touched - needed)
             needed |= touched
             held += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -262,9 +268,16 @@ def _bytes(held: list[Tensor], anyway: list[Tensor]) -> int:
     blocks = dict(_block(tensor) for tensor in held if id(tensor) not in mine)
     if not blocks:
         return 0
-    places = sorted(tensor.data_ptr() for tensor in anyway if tensor.layout is torch.strided)
+    places = sorted(map(_place, anyway))
     inside = lambda start, end: bisect_left(places, start) < bisect_left(places, end)  # noqa: E731
     return sum(size for start, size in blocks.items() if not inside(start, start + size))
+
+
+def _place(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a sparse tensor has several
+        return -1
 
 
 def _block(tensor: Tensor) -> tuple[int, int]:
@@ -272,7 +285,7 @@ def _block(tensor: Tensor) -> tuple[int, int]:
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
-    except (NotImplementedError, RuntimeError):  # a sparse tensor has several, none of them larger than this
+    except RuntimeError:  # of a sparse tensor none is larger than this
         return -id(tensor), tensor.numel() * tensor.element_size()
 
 
@@ -300,20 +313,32 @@ def record(
     mode.recording.sound &= not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     with mode:
         out = forward()
-    mode.recording.sound &= all(map(_same_state, state, _random_state()))
+    mode.recording.sound &= _same_state(state, _random_state())
     mode.recording.sound &= _unchanged(attributes, _attributes(modules))
     return out, mode.finish(out)
 
 
 def replay(recording: Recording, noise: Iterable[Tensor]) -> Any:
-    """What the recorded pass would return with this noise, computing only what depends on it."""
+    """What the recorded pass would return with this noise, computing only what depends on it.
+
+    `Diverged` where a shape is another than it was, since what the network made of it may be, too; and where the tape
+    draws random numbers, as that of a network does that seeds its own and then covers it up.
+    """
+    state = None if recording.tried else _random_state()
     values: list[Any] = [*noise]
     value = lambda leaf: values[leaf.number] if type(leaf) is _At else leaf  # noqa: E731
     for call in recording.tape:
         args, kwargs = _map(value, call.args), call.kwargs and _map(value, call.kwargs)
-        values += _tensors(call.function(*args, **kwargs))
+        results = _tensors(call.function(*args, **kwargs))
+        if [result.shape for result in results] != call.shapes:
+            raise Diverged
+        values += results
         for number in call.gone:
             values[number] = None
+    if state is not None and not _same_state(state, _random_state()):
+        _set_torch_state(state)
+        raise Diverged
+    recording.tried = True
     return _map(value, recording.out)
 
 
@@ -324,10 +349,13 @@ def again(
     memory: AbstractContextManager[Any] | None = None,
 ) -> Any:
     """Run `forward` again: by `replay` (inside `memory`) where the recording saves something, else as it is."""
-    if not recording.useful:
-        return forward()
-    with nullcontext() if memory is None else memory:
-        return replay(recording, noise)
+    if recording.useful:
+        try:
+            with nullcontext() if memory is None else memory:
+                return replay(recording, noise)
+        except Diverged:
+            recording.sound = False
+    return forward()
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -392,5 +420,12 @@ def _random_state() -> list[Any]:
     return state
 
 
-def _same_state(now: Any, then: Any) -> bool:
-    return torch.equal(now, then) if isinstance(now, Tensor) else now == then
+def _set_torch_state(state: list[Any]) -> None:
+    torch.set_rng_state(state[0])
+    if len(state) > 2 and isinstance(state[2], Tensor):
+        torch.cuda.set_rng_state(state[2])
+
+
+def _same_state(now: list[Any], then: list[Any]) -> bool:
+    same = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(now, then, strict=True))
+    return all(same)
