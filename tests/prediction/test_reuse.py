@@ -486,6 +486,26 @@ def test_what_is_set_anew_to_the_same_is_no_memory() -> None:
     assert reused(model, x)
 
 
+def test_a_cache_is_filled_once() -> None:
+    """As position embeddings are for the first batch of a size: the second pass is recorded then."""
+
+    class Caches(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grids: dict[int, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) not in self.grids:
+                self.grids[len(x)] = torch.linspace(0, 1, len(x))[:, None]
+            return self.random(self.fixed(x) + self.grids[len(x)])
+
+    x, layer = torch.randn(4, 5), 2 * 4 * 5 * 5
+    model = byov.bayesianize(Caches(), RANDOM)
+    assert flops(lambda: byov.predict(model, x, 10, "loop")) == 2 * layer + 10 * layer
+    assert flops(lambda: byov.predict(model, x, 10, "loop")) == layer + 10 * layer
+    check(Caches(), RANDOM, x)
+
+
 # The tape
 
 

@@ -18,7 +18,7 @@ from byov.prediction.reuse import Recording, again, record
 class Forward:
     """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it.
 
-    Without `watch` it is not.
+    The second, where the first may have filled a cache of the network's. Without `watch` none is.
     """
 
     def __init__(self, model: nn.Module, x: Batch, task: Task, watch: bool = True) -> None:
@@ -32,9 +32,10 @@ class Forward:
         tensors = weights()
         if not self.watch:
             out = self._under(tensors)
-        elif self.recording is None:
-            inputs = [self.x] if isinstance(self.x, Tensor) else self.x.values()
+        elif self.recording is None or self.recording.settling:
+            inputs, first = [self.x] if isinstance(self.x, Tensor) else self.x.values(), self.recording is None
             out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
+            self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())
         return self._values(out).unsqueeze(0)

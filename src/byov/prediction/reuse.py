@@ -110,6 +110,8 @@ class Recording:
     tape: list[_Call] = field(default_factory=list)
     out: Any = None
     sound: bool = True
+    settling: bool = False
+    """Whether it is not sound only because the pass changed an attribute; it may have filled a cache."""
     tried: bool = False
     """Whether the tape has been run."""
     largest: int = 0
@@ -210,12 +212,14 @@ class _Record(TorchFunctionMode):
         self.versions.update(map(self._state, (*drawn, *results)))
         return out
 
-    def finish(self, out: Any) -> Recording:
+    def finish(self, out: Any, settled: bool) -> Recording:
         """Check that nothing was written to after it was read; see what is held, and for how long."""
         recording = self.recording
         leaves = list(_leaves(out))
         recording.sound &= all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)[0]() is t for t in leaves)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
+        recording.settling = recording.sound and not settled
+        recording.sound &= settled
         recording.saved = self.fixed / max(self.fixed + self.total, 1)
         if not recording.useful:  # no later pass will ask
             recording.tape.clear()
@@ -314,8 +318,7 @@ def record(
     with mode:
         out = forward()
     mode.recording.sound &= _same_state(state, _random_state())
-    mode.recording.sound &= _unchanged(attributes, _attributes(modules))
-    return out, mode.finish(out)
+    return out, mode.finish(out, settled=_unchanged(attributes, _attributes(modules)))
 
 
 def replay(recording: Recording, noise: Iterable[Tensor]) -> Any:
