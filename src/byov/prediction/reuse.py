@@ -77,7 +77,7 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
     if kind in _ATOMS:
         return function(tree)
     if kind is tuple or kind is list:
-        return kind([_map(function, part) for part in tree])
+        return kind([function(part) if type(part) in _ATOMS else _map(function, part) for part in tree])
     if kind is dict:
         return {key: _map(function, part) for key, part in tree.items()}
     if kind is slice:
@@ -187,19 +187,23 @@ class _Record(TorchFunctionMode):
 
     def _random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> Any:
         recording = self.recording
-        drawn = [tensor for tensor in inputs if self._number(tensor) >= 0]
-        # As they are before the call: one that writes into the fixed part cannot be repeated.
-        read = [(tensor, self._version(tensor)) for tensor in inputs if self._number(tensor) < 0]
-        # Something wrote into a random tensor, and it was no call that could be seen.
-        recording.sound &= all(self.versions.get(root) == version for root, version in map(self._state, drawn))
+        drawn: list[Tensor] = []
+        read: list[tuple[Tensor, int]] = []
+        for tensor in inputs:
+            if self._number(tensor) >= 0:
+                drawn.append(tensor)
+            else:  # as it is before the call: one that writes into the fixed part cannot be repeated
+                read.append((tensor, self._version(tensor)))
+        for root, version in map(self._state, drawn):
+            if self.versions.get(root) != version:  # something wrote into it, and it was no call that could be seen
+                recording.sound = False
         out = func(*args, **kwargs)
         results, name = _tensors(out), getattr(func, "__name__", "")
         if not results and name in _METADATA:
             return out
         # A number read off a random tensor can steer the network in ways that no call shows.
-        recording.sound &= all(isinstance(leaf, Tensor | None) for leaf in _leaves(out))
-        # An argument may hide one; a tensor given other memory does not show it; a tape knows nothing of contexts.
-        recording.sound &= all(isinstance(leaf, _SHOWN) for leaf in _leaves((args, kwargs)))
+        recording.sound &= type(out) is Tensor or all(isinstance(leaf, _TOLD) for leaf in _leaves(out))
+        # A tensor that is given other memory does not show it, and a tape knows nothing of contexts.
         recording.sound &= name != "__set__" and self.context == _context()
         named = _map(self._name, args), _map(self._name, kwargs)
         recording.tape.append(_Call(func, *named, self.count, [t.shape for t in results]))
@@ -242,12 +246,19 @@ class _Record(TorchFunctionMode):
         return number if reference() is tensor else -1
 
     def _name(self, leaf: Any) -> Any:
-        number = self._number(leaf) if isinstance(leaf, Tensor) else -1
-        return leaf if number < 0 else _At(number)
+        if type(leaf) in _BARE:
+            return leaf
+        if isinstance(leaf, Tensor):
+            number = self._number(leaf)
+            return leaf if number < 0 else _At(number)
+        if not isinstance(leaf, _SHOWN):  # it may hide a random tensor, as a function can
+            self.recording.sound = False
+        return leaf
 
     def _state(self, tensor: Tensor) -> tuple[int, int]:
         """How often it was written to; views count together with what they are views of."""
-        root = tensor if tensor._base is None else tensor._base
+        base = tensor._base
+        root = tensor if base is None else base
         return id(root), self._version(root)
 
     def _version(self, tensor: Tensor) -> int:
@@ -259,7 +270,8 @@ class _Record(TorchFunctionMode):
 
 
 _UNKNOWN: tuple[Callable[[], Any], int] = (lambda: None), -1
-_SHOWN = (Tensor, Number, str, Enum, type, *_BARE)
+_SHOWN = (Number, str, Enum, type)
+_TOLD = (Tensor, type(None))
 
 
 def _numbers(tree: Any) -> Iterator[int]:
@@ -295,8 +307,9 @@ def _block(tensor: Tensor) -> tuple[int, int]:
 
 def _context() -> tuple[Any, ...]:
     """What a call's outcome depends on beside its arguments."""
-    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
+    cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    return cpu, cuda, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 def record(
