@@ -127,10 +127,11 @@ class _Predictor:
         Where every parameter is random there is next to nothing that passes share. On a GPU, a few passes are over
         before that is made up for by what batching draws may gain; a compiled network makes no calls to be seen.
         """
-        if self.draws is None or self.draws.model.points():
+        if self.draws is None or next(self.draws.model.net.parameters(), None) is not None:
             return False
-        compiled = any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
-        return compiled or (self.samples < FEW and device_of(self.model).type == "cuda")
+        if self.samples < FEW and device_of(self.model).type == "cuda":
+            return True
+        return any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
@@ -260,13 +261,14 @@ def _now(device: torch.device) -> float:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode inside, every module's own mode again outside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 @contextmanager
