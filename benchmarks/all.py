@@ -4,7 +4,7 @@
     python benchmarks/all.py --device cpu                       # two threads, as it comes
     python benchmarks/all.py --device cuda --list
     python benchmarks/all.py --device cuda --only gaussian-vit-s16 epoch --json FILE --minutes 8
-    python benchmarks/all.py --device cuda --together           # rows compile at the same time, and are measured in turn
+    python benchmarks/all.py --device cuda --together           # rows compile at the same time, measured in turn
 
 Contenders run in one process in interleaved rounds; a ratio is the median over rounds of the paired times, with
 quartiles. `--json` is written after every row, and a second call with it goes on where the first stopped. Ends with

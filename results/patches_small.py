@@ -23,7 +23,7 @@ from byov.reproduce.patching_reading import _standard, running_means, scores
 from byov.train.config import load_config
 from byov.train.supervised import Supervised, restore, start
 
-CLASSES, TRAINED, WIDTH = 25, 10_000, 24
+CLASSES, WIDTH = 25, 24
 
 
 class Block(nn.Module):
@@ -44,9 +44,9 @@ def network(classes: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * WIDTH, classes))
 
 
-def images(root: str | None, out: Path) -> str:
-    """The 12,500 images as a data set of their own."""
-    file = out / "cifar100_25.npz"
+def images(root: str | None, out: Path, trained: int) -> str:
+    """The 12,500 images, or fewer to train on, as a data set of their own."""
+    file = out / f"cifar100_25_{trained}.npz"
     if not file.exists():
         data = load("cifar100", "train", root)
         assert isinstance(data, ImageSet)
@@ -54,7 +54,7 @@ def images(root: str | None, out: Path) -> str:
         x, y = data.images.numpy().transpose(0, 2, 3, 1), data.labels.numpy()
         x, y = x[y < CLASSES], y[y < CLASSES]
         order = np.random.default_rng(0).permutation(len(y))
-        parts = {"train": order[:TRAINED], "test": order[TRAINED:]}
+        parts = {"train": order[:trained], "test": order[10_000:]}
         arrays = {f"{name}_images": x[rows] for name, rows in parts.items()}
         out.mkdir(parents=True, exist_ok=True)
         np.savez(file, **arrays, **{f"{name}_labels": y[rows] for name, rows in parts.items()})
@@ -67,11 +67,12 @@ def main() -> None:
     parser.add_argument("--root", help="the folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/patches_small"))
     parser.add_argument("--epochs", type=int, default=36)
+    parser.add_argument("--trained", type=int, default=10_000, help="images to train on, of 10,000")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     words = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
-    name, device = images(words.root, words.out), torch.device("cpu")
+    name, device = images(words.root, words.out, words.trained), torch.device("cpu")
     common = ["model.name=python:patches_small:network", "augment=crop-flip", f"data.name={name}"]
     common += [
         "posterior.points=true",
@@ -82,7 +83,7 @@ def main() -> None:
     common += ["train.batch=128", "train.optimizer=sgd", "train.lr=0.1", "train.lr_batch=none", "train.warmup=2"]
     common += ["train.accelerator=cpu", "train.devices=1", f"train.epochs={words.epochs}"]
     for settings in words.settings:
-        named = [settings.replace(",", "_"), f"epochs{words.epochs}"]
+        named = [settings.replace(",", "_"), f"epochs{words.epochs}", f"of{words.trained}"]
         run = words.out / "_".join([*named, *(change.rpartition(".")[2].replace("=", "") for change in words.set)])
         own = [f"posterior.{setting}" for setting in settings.split(",")]
         if not run.exists():

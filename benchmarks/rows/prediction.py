@@ -33,7 +33,7 @@ def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
 
 def both(setting: Setting, network: str, x: Tensor, count: int, compile: bool = False) -> dict[str, Step]:
     net = setting.network(network).eval()
-    model = byov.bayesianize(setting.network(network).eval(), byov.Gaussian())
+    model = byov.bayesianize(setting.network(network), byov.Gaussian()).eval()
     if compile:
         net.compile()
         model.net.compile()
@@ -45,7 +45,7 @@ def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) ->
     x, _ = setting.inputs(network, batches)
     parts, few = list(x.split(len(x) // batches)), 4
     net = setting.network(network).eval()
-    model = byov.bayesianize(net, byov.Gaussian())
+    model = byov.bayesianize(net, byov.Gaussian()).eval()
     steps = {"passes": passes(setting, net, parts, few), "draws": predicted(setting, model, parts, count)}
     seconds = interleaved(warm(setting, steps), 3 if setting.tiny else 4, setting.device)
     seconds["passes"] = [time * count / few for time in seconds["passes"]]
@@ -56,7 +56,7 @@ def head(setting: Setting, network: str, count: int = 100) -> dict[str, Any]:
     """`count` draws of the output layer beside one pass; neither compiled: predict watches every call of a network."""
     x, _ = setting.inputs(network)
     net = setting.network(network).eval()
-    model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()})
+    model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()}).eval()
     steps = {"one pass": passes(setting, net, [x], 1), "draws": predicted(setting, model, x, count)}
     seconds = interleaved(warm(setting, steps), setting.rounds, setting.device)
     return compared(seconds, "one pass") | {"draws": count, "batch": len(x)}

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+import byov
 
 from .cell import Cell, close, gradients, loss
 
@@ -65,3 +70,20 @@ def test_inductor(cell: Cell) -> None:
         loss(out).backward(), loss(expected).backward()
     for name, gradient in gradients(twin).items():
         assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("rules", [byov.Gaussian(), byov.EMP(3), {byov.norm_layers: byov.ECMP(3)}], ids=str)
+def test_kernels_over_activations_read_a_draw_and_do_not_make_it(rules: Any) -> None:
+    """Inductor names a kernel after the operations fused into it: a draw is addcmul (Gaussian) or gather (mixtures)."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    model = byov.bayesianize(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()), rules)
+    step = torch.compile(lambda x: model(x).square().mean())
+    _, codes = run_fw_bw_and_get_code(lambda: step(torch.randn(4, 3, 8, 8)))
+    kernels = {name for code in codes for name in re.findall(r"(cpp_fused_\w+) = async_compile", code)}
+    over_activations = [name for name in kernels if "relu" in name]
+    assert over_activations
+    assert not [name for name in over_activations if "addcmul" in name or "gather" in name]
+    assert [name for name in kernels if "addcmul" in name or "gather" in name]  # it is made somewhere

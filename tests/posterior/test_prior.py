@@ -256,6 +256,7 @@ def test_prior_of_a_network_on_a_gpu_lives_there(family: Any) -> None:
         loss = step(torch.randn(8, 3, device="cuda"))
         loss.backward()
         assert torch.isfinite(loss)
+        model.zero_grad()  # a graph owns the gradients' memory
 
 
 def test_prior_keeps_its_moments_where_the_network_has_no_memory() -> None:

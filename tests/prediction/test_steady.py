@@ -53,20 +53,6 @@ def test_it_is_for_gpus_and_for_factors_without_a_state() -> None:
         assert not Steady.suits(byov.bayesianize(net, byov.Ensemble(3)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-@pytest.mark.parametrize("samples", [5, 40])
-def test_on_a_gpu_predictions_are_those_of_a_loop_by_hand(family: Any, samples: int) -> None:
-    model, x = byov.bayesianize(Tied().cuda(), family).eval(), torch.randn(6, 4, device="cuda")
-    found = byov.predict(model, x, samples, generator=Generator("cuda").manual_seed(0))
-    generator, probs = Generator("cuda").manual_seed(0), []
-    with torch.no_grad():
-        for _ in range(samples):
-            with model.draw(generator):
-                probs.append(model(x).softmax(1))
-    torch.testing.assert_close(found.mean, torch.stack(probs).mean(0), rtol=1e-3, atol=1e-4)
-
-
 def test_a_compiled_network_is_not_watched_where_everything_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[object] = []
     monkeypatch.setattr(forward, "record", lambda *args: watched.append(args) or record(*args))

@@ -118,7 +118,11 @@ class BayesianModule(nn.Module):
         named: dict[str, Tensor] = {}
         for i, factor in enumerate(self.factors):
             named |= factor.at_mean() if noise is None else factor.draw(noise[i])
-        return {name: tensor for name, tensor in named.items() if self._first_name(name) == name}
+        return {name: tensor for name, tensor in named.items() if self.handed_under(name)}
+
+    def handed_under(self, name: str) -> bool:
+        """Whether `tensors` holds it under this name: of a module that occurs twice only the first name counts."""
+        return self._first_name(name) == name
 
     # Asking q
 

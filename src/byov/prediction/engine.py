@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws, Weights
+from byov.prediction.graphed import ENOUGH, Graphed
 from byov.prediction.inputs import Batch, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
@@ -28,9 +29,6 @@ On CPU more does not help: it leaves the caches, and every large tensor is new m
 FIRST_LOOK = 32
 """Draws before a tolerance may stop any input. After 8, an input whose rare but large deviations have not come up yet
 passes for certain: on digits the error at a tolerance was then twice the one that as many draws for everybody have."""
-
-FEW = 32
-"""Draws on a GPU below which they are not batched."""
 
 _NO_BATCHING = (RuntimeError, NotImplementedError)
 """What vmap raises for an operation it has no rule for, or for a draw written into a tensor that all draws share."""
@@ -118,19 +116,25 @@ class _Predictor:
         self.draws = Draws(model, generator, samples) if isinstance(model, BayesianModule) else None
         self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
+        self.graphs = (
+            self.strategy != "vmap" and tolerance is None and self.samples >= ENOUGH and Graphed.suits(model, generator)
+        )
+        self.graph: Graphed | None = None
+        self.graph_of: Running | None = None
         # With one pass in all there is none after it that could use what it leaves behind.
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())
 
     def _nothing_to_see(self) -> bool:
         """Whether watching a pass would cost more than it can give: about the host's time for a pass.
 
-        Where every parameter is random there is next to nothing that passes share. On a GPU, a few passes are over
-        before that is made up for by what batching draws may gain; a compiled network makes no calls to be seen.
+        Where every parameter is random there is next to nothing that passes share. On a GPU that time is better spent
+        on a graph of the pass, or, for a few draws, not at all; and a compiled network makes no calls to be seen.
         """
-        if self.draws is None or self.draws.model.points():
+        if self.draws is None or next(self.draws.model.net.parameters(), None) is not None:
             return False
-        compiled = any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
-        return compiled or (self.samples < FEW and device_of(self.model).type == "cuda")
+        if self.graphs or (self.samples < ENOUGH and device_of(self.model).type == "cuda"):
+            return True
+        return any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
@@ -180,6 +184,10 @@ class _Predictor:
         """Take all batches through some more draws; how many."""
         draws: Draws = self.draws  # type: ignore[assignment]
         unrecorded = any(batch.forward.recording is None for batch in running)
+        if self.graphs:  # which are for passes that nobody watches: the window is one batch
+            (batch,) = running
+            batch.take(self._graphed(batch, draws))
+            return 1
         if self.strategy == "loop" or unrecorded:
             weights = draws.next()
             for batch in running:
@@ -191,6 +199,20 @@ class _Predictor:
         for batch in running:
             batch.take(self._batched(batch, weights))
         return chunk
+
+    def _graphed(self, batch: Running, draws: Draws) -> Tensor:
+        """What the next draw predicts; as a graph from the third draw on, if there can be one."""
+        if self.graph is None:
+            values, self.graph = Graphed.capture(draws, batch.forward)
+            self.graphs, self.graph_of = self.graph is not None, batch
+            return values
+        if not self.graph.takes(batch.forward.x):
+            return batch.forward.one(draws.next())
+        if self.graph_of is not batch:
+            self.graph.fill(batch.forward.x)
+            self.graph_of = batch
+        values = self.graph()
+        return values.clone() if batch.keep else values
 
     @staticmethod
     def _batched(batch: Running, weights: Weights) -> Tensor:
@@ -260,13 +282,14 @@ def _now(device: torch.device) -> float:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode inside, every module's own mode again outside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 @contextmanager

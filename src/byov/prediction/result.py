@@ -80,6 +80,9 @@ class Moments:
     def update(self, values: Tensor) -> None:
         """Take in draws of the predicted values (K, N, …): probabilities, or a regression's outputs."""
         new = len(values)
+        if new == 1 and self.count > 0:
+            self._one(values[0])
+            return
         mean = values.mean(0)
         square = (values - mean).square().sum(0)
         entropies = torch.special.entr(values).sum((0, 2)) if self.task == "classification" else torch.empty(0)
@@ -92,6 +95,15 @@ class Moments:
         self.square = self.square + square + delta.square() * (self.count * new / total)
         self.entropies = self.entropies + entropies
         self.count = total
+
+    def _one(self, value: Tensor) -> None:
+        """Welford's update, which Chan's is for a single draw: half of the operations."""
+        delta = value - self.mean
+        self.mean = self.mean.add(delta, alpha=1 / (self.count + 1))
+        self.square = self.square.addcmul(delta, delta, value=self.count / (self.count + 1))
+        if self.task == "classification":
+            self.entropies = self.entropies + torch.special.entr(value).sum(1)
+        self.count += 1
 
     def take(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""

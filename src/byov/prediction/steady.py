@@ -24,7 +24,7 @@ class Steady:
         named: dict[str, Tensor] = {}
         for factor, flat in zip(model.factors, self._flat, strict=True):
             named |= factor.layout.with_ties(factor.layout.split(flat))
-        self._named = {name: named[name] for name in model.tensors()}
+        self._named = {name: tensor for name, tensor in named.items() if model.handed_under(name)}
         self._std = [factor.flat_std() if _gaussian(factor) else None for factor in model.factors]
 
     @staticmethod

@@ -53,6 +53,8 @@ class TrainConfig:
     eta: float = 1e-3
     warmup: float = 10.0
     """Epochs of linear warm-up before the cosine."""
+    lr_end: float = 0.0
+    """Where the cosine ends, in units of `lr`; 1 keeps the rate constant after the warm-up."""
     clip: float | None = None
     accumulate: int = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
@@ -77,8 +79,8 @@ class TrainConfig:
             raise ValueError(f"train.lr is above 0, not {self.lr}.")
         if not self.log_var_lr >= 0:
             raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
-        if self.warmup < 0 or self.weight_decay < 0:
-            raise ValueError("train.warmup and train.weight_decay are at least 0.")
+        if self.warmup < 0 or self.weight_decay < 0 or self.lr_end < 0:
+            raise ValueError("train.warmup, train.weight_decay and train.lr_end are at least 0.")
         if self.warmup > self.epochs:
             raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
         if self.clip is not None and not self.clip > 0:
@@ -242,7 +244,8 @@ class Loop:
                         return
 
     def _optimize(self, parts: list[Batch]) -> Any:
-        lr = warmup_cosine(self.step, self.total, round(self.config.warmup * self.steps_per_epoch), self.base_lr)
+        warmup, end = round(self.config.warmup * self.steps_per_epoch), self.config.lr_end * self.base_lr
+        lr = warmup_cosine(self.step, self.total, warmup, self.base_lr, end)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * (self.config.log_var_lr if group["role"] == "log_var" else 1.0)
         out = None
