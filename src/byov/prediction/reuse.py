@@ -8,24 +8,29 @@ branch beside it, costs one pass; so does what the draw itself is made from, suc
 
 from __future__ import annotations
 
-import random
-import sys
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from numbers import Number
-from operator import is_, itemgetter
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from byov.prediction.state import (
+    attributes_of,
+    context,
+    modules_of,
+    random_state,
+    same_state,
+    set_torch_state,
+    unchanged,
+)
+from byov.prediction.tree import BARE, At, leaves_of, map_leaves, tensors_in
 
 _METADATA = {
     *("__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point"),
@@ -33,60 +38,9 @@ _METADATA = {
 }
 """What may be asked of a random tensor without learning its values; `__get__` is every property (shape, dtype, …)."""
 
-_BARE = {bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size, type(...)}
-_BARE |= {torch.layout, torch.memory_format}
-"""Types of arguments that no tensor hides in, and that are equal where they look equal."""
-
 
 class Diverged(Exception):
     """A later pass is not the recorded one with other numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _At:
-    """Stands on the tape for a tensor that depends on the draw: the how-manieth of them it is."""
-
-    number: int
-
-
-_ATOMS = {Tensor, nn.Parameter, _At, *_BARE}
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    """As pytree has them, and those of slices. Most are tensors and numbers, for which it need not be asked."""
-    kind = type(tree)
-    if kind in _ATOMS:
-        yield tree
-    elif kind is tuple or kind is list:
-        for part in tree:
-            yield from _leaves(part)
-    elif kind is dict:
-        for part in tree.values():
-            yield from _leaves(part)
-    elif kind is slice:
-        yield from (tree.start, tree.stop, tree.step)
-    elif pytree.tree_is_leaf(tree):
-        yield tree
-    else:
-        yield from _leaves(pytree.tree_leaves(tree))
-
-
-def _map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with other leaves."""
-    kind = type(tree)
-    if kind in _ATOMS:
-        return function(tree)
-    if kind is tuple or kind is list:
-        return kind([function(part) if type(part) in _ATOMS else _map(function, part) for part in tree])
-    if kind is dict:
-        return {key: _map(function, part) for key, part in tree.items()}
-    if kind is slice:
-        return slice(function(tree.start), function(tree.stop), function(tree.step))
-    return pytree.tree_map(function, tree)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [tree] if type(tree) is Tensor else [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor)]
 
 
 @dataclass
@@ -137,7 +91,7 @@ class _Record(TorchFunctionMode):
         self.known |= {id(tensor): (ref(tensor), number) for number, tensor in enumerate(noise)}
         self.count = len(noise)
         self.fixed = self.total = 0
-        self.context = _context()
+        self.context = context()
         # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
         self.given = given
         self.read = [(tensor, self._version(tensor)) for tensor in given]
@@ -149,7 +103,7 @@ class _Record(TorchFunctionMode):
             kind = type(part)
             if kind is Tensor or kind is nn.Parameter:
                 inputs.append(part)
-            elif kind not in _BARE:
+            elif kind not in BARE:
                 self._look(part, inputs)
         known, depends = self.known, False
         for tensor in inputs:
@@ -166,8 +120,8 @@ class _Record(TorchFunctionMode):
         if kind is Tensor:
             self.fixed += out.numel()
             known[id(out)] = ref(out), -1
-        elif kind not in _BARE:
-            for tensor in _tensors(out):
+        elif kind not in BARE:
+            for tensor in tensors_in(out):
                 self.fixed += tensor.numel()
                 known[id(tensor)] = ref(tensor), -1
         return out
@@ -176,13 +130,14 @@ class _Record(TorchFunctionMode):
         kind = type(part)
         if kind is tuple or kind is list:
             for element in part:
-                if type(element) not in _BARE:
+                if type(element) not in BARE:
                     self._look(element, inputs)
             return
-        for leaf in _leaves(part):
+        for leaf in leaves_of(part):
             if isinstance(leaf, Tensor):
                 inputs.append(leaf)
-            elif isinstance(leaf, Generator):  # a random generator of the network's own: the global ones would not tell
+            elif isinstance(leaf, Generator) or (callable(leaf) and not isinstance(leaf, type)):
+                # A generator of the network's own: the global ones would not tell. A function: who knows what it reads.
                 self.recording.sound = False
 
     def _random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> Any:
@@ -198,14 +153,14 @@ class _Record(TorchFunctionMode):
             if self.versions.get(root) != version:  # something wrote into it, and it was no call that could be seen
                 recording.sound = False
         out = func(*args, **kwargs)
-        results, name = _tensors(out), getattr(func, "__name__", "")
+        results, name = tensors_in(out), getattr(func, "__name__", "")
         if not results and name in _METADATA:
             return out
         # A number read off a random tensor can steer the network in ways that no call shows.
-        recording.sound &= type(out) is Tensor or all(isinstance(leaf, _TOLD) for leaf in _leaves(out))
+        recording.sound &= type(out) is Tensor or all(isinstance(leaf, _TOLD) for leaf in leaves_of(out))
         # A tensor that is given other memory does not show it, and a tape knows nothing of contexts.
-        recording.sound &= name != "__set__" and self.context == _context()
-        named = _map(self._name, args), _map(self._name, kwargs)
+        recording.sound &= name != "__set__" and self.context == context()
+        named = map_leaves(self._name, args), map_leaves(self._name, kwargs)
         recording.tape.append(_Call(func, *named, self.count, [t.shape for t in results]))
         self.read += read
         for tensor in results:
@@ -219,7 +174,7 @@ class _Record(TorchFunctionMode):
     def finish(self, out: Any, settled: bool) -> Recording:
         """Check that nothing was written to after it was read; see what is held, and for how long."""
         recording = self.recording
-        leaves = list(_leaves(out))
+        leaves = list(leaves_of(out))
         recording.sound &= all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)[0]() is t for t in leaves)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
         recording.settling = recording.sound and not settled
@@ -228,12 +183,12 @@ class _Record(TorchFunctionMode):
         if not recording.useful:  # no later pass will ask
             recording.tape.clear()
             return recording
-        recording.out = _map(self._name, out)
+        recording.out = map_leaves(self._name, out)
         needed = set(_numbers(recording.out))
-        held = [leaf for leaf in _leaves(recording.out) if isinstance(leaf, Tensor)]
+        held = [leaf for leaf in leaves_of(recording.out) if isinstance(leaf, Tensor)]
         for call in reversed(recording.tape):
-            leaves = list(_leaves((call.args, call.kwargs)))
-            touched = {leaf.number for leaf in leaves if type(leaf) is _At}
+            leaves = list(leaves_of((call.args, call.kwargs)))
+            touched = {leaf.number for leaf in leaves if type(leaf) is At}
             touched.update(range(call.first, call.first + len(call.shapes)))
             call.gone = list(touched - needed)
             needed |= touched
@@ -246,11 +201,11 @@ class _Record(TorchFunctionMode):
         return number if reference() is tensor else -1
 
     def _name(self, leaf: Any) -> Any:
-        if type(leaf) in _BARE:
+        if type(leaf) in BARE:
             return leaf
         if isinstance(leaf, Tensor):
             number = self._number(leaf)
-            return leaf if number < 0 else _At(number)
+            return leaf if number < 0 else At(number)
         if not isinstance(leaf, _SHOWN):  # it may hide a random tensor, as a function can
             self.recording.sound = False
         return leaf
@@ -275,7 +230,7 @@ _TOLD = (Tensor, type(None))
 
 
 def _numbers(tree: Any) -> Iterator[int]:
-    return (leaf.number for leaf in _leaves(tree) if type(leaf) is _At)
+    return (leaf.number for leaf in leaves_of(tree) if type(leaf) is At)
 
 
 def _bytes(held: list[Tensor], anyway: list[Tensor]) -> int:
@@ -305,13 +260,6 @@ def _block(tensor: Tensor) -> tuple[int, int]:
         return -id(tensor), tensor.numel() * tensor.element_size()
 
 
-def _context() -> tuple[Any, ...]:
-    """What a call's outcome depends on beside its arguments."""
-    cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    return cpu, cuda, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-
 def record(
     forward: Callable[[], Any], model: nn.Module, inputs: Iterable[Tensor], noise: Iterable[Tensor]
 ) -> tuple[Any, Recording]:
@@ -323,15 +271,15 @@ def record(
     see every pass. What it does not notice is a network that counts its passes elsewhere, such as in a global variable
     or in an object that it holds, and computes something else in the next.
     """
-    modules = _modules(model)
-    attributes, state = _attributes(modules), _random_state()
+    modules = modules_of(model)
+    attributes, state = attributes_of(modules), random_state()
     kinds = {kind for kind in set(map(type, attributes)) if issubclass(kind, Tensor)}
     mode = _Record([*noise], [*inputs, *(value for value in attributes if type(value) in kinds)])
     mode.recording.sound &= not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     with mode:
         out = forward()
-    mode.recording.sound &= _same_state(state, _random_state())
-    return out, mode.finish(out, settled=_unchanged(attributes, _attributes(modules)))
+    mode.recording.sound &= same_state(state, random_state())
+    return out, mode.finish(out, settled=unchanged(attributes, attributes_of(modules)))
 
 
 def replay(recording: Recording, noise: Iterable[Tensor]) -> Any:
@@ -340,22 +288,22 @@ def replay(recording: Recording, noise: Iterable[Tensor]) -> Any:
     `Diverged` where a shape is another than it was, since what the network made of it may be, too; and where the tape
     draws random numbers, as that of a network does that seeds its own and then covers it up.
     """
-    state = None if recording.tried else _random_state()
+    state = None if recording.tried else random_state()
     values: list[Any] = [*noise]
-    value = lambda leaf: values[leaf.number] if type(leaf) is _At else leaf  # noqa: E731
+    value = lambda leaf: values[leaf.number] if type(leaf) is At else leaf  # noqa: E731
     for call in recording.tape:
-        args, kwargs = _map(value, call.args), call.kwargs and _map(value, call.kwargs)
-        results = _tensors(call.function(*args, **kwargs))
+        args, kwargs = map_leaves(value, call.args), call.kwargs and map_leaves(value, call.kwargs)
+        results = tensors_in(call.function(*args, **kwargs))
         if [result.shape for result in results] != call.shapes:
             raise Diverged
         values += results
         for number in call.gone:
             values[number] = None
-    if state is not None and not _same_state(state, _random_state()):
-        _set_torch_state(state)
+    if state is not None and not same_state(state, random_state()):
+        set_torch_state(state)
         raise Diverged
     recording.tried = True
-    return _map(value, recording.out)
+    return map_leaves(value, recording.out)
 
 
 def again(
@@ -372,76 +320,3 @@ def again(
         except Diverged:
             recording.sound = False
     return forward()
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """As `model.modules()`, in a fifth of the time."""
-    found, waiting = {id(model): model}, [model]
-    while waiting:
-        for module in waiting.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                waiting.append(module)
-    return list(found.values())
-
-
-_PLUMBING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules", "training"}
-_CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
-
-
-@lru_cache(1024)
-def _getter(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    return itemgetter(*(name for name in names if name not in _PLUMBING))
-
-
-def _attributes(modules: list[nn.Module]) -> list[Any]:
-    """What all the modules' attributes are, and the elements of those that are containers."""
-    found: list[Any] = []
-    for module in modules:
-        attributes = vars(module)
-        getter = _getter(tuple(attributes))
-        found.append(getter)  # which stands for the names
-        found += getter(attributes)
-    for value in [value for value in found if type(value) in _CONTAINERS and value]:
-        found.append(len(value))
-        found += value
-        if isinstance(value, dict):
-            found += value.values()
-    return found
-
-
-def _unchanged(then: list[Any], now: list[Any]) -> bool:
-    return len(then) == len(now) and (all(map(is_, then, now)) or all(map(_same, then, now)))
-
-
-def _same(now: Any, then: Any) -> bool:
-    """Whether two values are the same object, or numbers, strings, shapes and the like that are equal."""
-    if now is then:
-        return True
-    if type(now) is not type(then):
-        return False
-    if type(now) is tuple or type(now) is list:
-        return len(now) == len(then) and all(map(_same, now, then))
-    return type(now) in _BARE and now == then
-
-
-def _random_state() -> list[Any]:
-    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded."""
-    state: list[Any] = [torch.get_rng_state(), random.getstate()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state.append(torch.cuda.get_rng_state())
-    if "numpy" in sys.modules:
-        name, keys, *position = sys.modules["numpy"].random.get_state()
-        state.append((name, keys.tobytes(), position))
-    return state
-
-
-def _set_torch_state(state: list[Any]) -> None:
-    torch.set_rng_state(state[0])
-    if len(state) > 2 and isinstance(state[2], Tensor):
-        torch.cuda.set_rng_state(state[2])
-
-
-def _same_state(now: list[Any], then: list[Any]) -> bool:
-    same = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(now, then, strict=True))
-    return all(same)
