@@ -1,18 +1,20 @@
-"""Later passes run a tape: it gives what the network would, and networks that would do something else are left alone."""
+"""Later passes run a tape: it gives what the network would, and a network that would do other things is left alone."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 import byov
+from byov.prediction import forward
 from byov.prediction.forward import Forward
-from byov.prediction.reuse import Diverged, replay
+from byov.prediction.reuse import Diverged, record, replay
 
 from .test_reuse import RANDOM, CalledTwice, Containers, Net, Pair, UnusedPosterior, check, flops, recorded, reused
 
@@ -79,7 +81,36 @@ class RemembersADraw(Net):
         return self.last
 
 
+class Renames(Net):
+    """The same values under other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.fixed if hasattr(self, "odd") else self.other)(x)
+        old, new = ("odd", "even") if hasattr(self, "odd") else ("even", "odd")
+        setattr(self, new, getattr(self, old))
+        delattr(self, old)
+        return self.random(h)
+
+
+class TurnsAnArray(Net):
+    """It stays the same object, but it is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.order += 1
+        self.order %= 5
+        return self.random(self.fixed(x))[:, self.order]
+
+
 WITH_MEMORY = [Alternates, AlternatesInAList, AlternatesInADict, Swaps, SetsOnAChild, Remembers, RemembersADraw]
+WITH_MEMORY += [Renames, TurnsAnArray]
 
 
 @pytest.mark.parametrize("net", WITH_MEMORY, ids=lambda n: n.__name__)
@@ -87,6 +118,15 @@ def test_networks_that_remember_run_in_full(net: type[Net]) -> None:
     x = torch.randn(4, 5)
     model = check(net(), RANDOM, x, vmap=False)
     assert not reused(model, x)
+
+
+def test_two_passes_at_most_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(forward, "record", lambda *args: calls.append(args) or record(*args))
+    for net, passes in ((Alternates, 2), (CalledTwice, 1)):
+        calls.clear()
+        check(net(), RANDOM, torch.randn(4, 5), vmap=False)
+        assert len(calls) == passes
 
 
 def test_what_is_set_anew_to_the_same_is_no_memory() -> None:
@@ -184,11 +224,11 @@ def test_a_later_pass_lets_go_of_what_it_needs_no_more() -> None:
 
     model, x = byov.bayesianize(Deep(), RANDOM), torch.randn(4, 5)
     weights = {name: t.detach() for name, t in model.tensors(model.noise()).items()}
-    forward = Forward(model.eval(), x, "regression")
+    passes = Forward(model.eval(), x, "regression")
     with torch.no_grad():
-        forward.one(lambda: weights)
+        passes.one(lambda: weights)
         with Spy() as spy:
-            replay(forward.recording, weights.values())
+            replay(passes.recording, weights.values())
     assert len(alive) == 41
     assert spy.most <= 3
 
@@ -241,6 +281,21 @@ def test_a_write_that_cannot_be_seen() -> None:
 
     x = torch.randn(4, 5)
     model = check(WritesUnseen(), RANDOM, x, vmap=False)
+    assert not reused(model, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_what_the_network_returns_may_come_from_nowhere() -> None:
+    class EndsScripted(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.script = torch.jit.script(nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.script(self.random(self.fixed(x)))
+
+    x = torch.randn(4, 5)
+    model = check(EndsScripted(), RANDOM, x, vmap=False)
     assert not reused(model, x)
 
 
