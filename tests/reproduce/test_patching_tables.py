@@ -83,7 +83,7 @@ def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
 
 
 def test_the_full_recipe_is_the_one_in_the_repository() -> None:
-    found = load_config(Supervised, ROOT / "recipes" / "cifar100_resnet18.toml")
+    found = load_config(Supervised, ROOT / "recipes" / "cifar100_paper.toml")
     assert to_dict(recipe("ecmp", "full", 0)) == to_dict(found)
 
 
