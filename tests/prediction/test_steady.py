@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 import byov
 from byov.prediction import forward
-from byov.prediction.reuse import record
+from byov.prediction.reuse import Recording, record
 from byov.prediction.steady import Steady
 
 FAMILIES = [byov.Gaussian(-3.0), byov.Dropout(0.3), byov.DropConnect(0.3), byov.EMP(3, spread=0.5), byov.ECMP(3)]
@@ -55,7 +55,15 @@ def test_it_is_for_gpus_and_for_factors_without_a_state() -> None:
 
 def test_a_compiled_network_is_not_watched_where_everything_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[object] = []
-    monkeypatch.setattr(forward, "record", lambda *args: watched.append(args) or record(*args))
+    runs: list[Recording] = []
+
+    def watching(*args: Any) -> Any:
+        watched.append(args)
+        out, recording = record(*args)
+        runs.append(recording)
+        return out, recording
+
+    monkeypatch.setattr(forward, "record", watching)
     x = torch.randn(6, 4)
     for compiled, rules, expected in (
         (False, byov.Gaussian(-3.0), 1),
@@ -70,4 +78,6 @@ def test_a_compiled_network_is_not_watched_where_everything_is_random(monkeypatc
         found = byov.predict(model, x, 7, generator=Generator().manual_seed(0))
         assert len(watched) == expected
         torch.testing.assert_close(found.mean, by_hand.mean)
+        if watched:  # and what no draw touches was seen, compiled or not
+            assert bool(runs[-1].useful) is isinstance(rules, dict)
     assert byov.predict(model, x, 7, "vmap").strategy == "vmap"  # whoever asks for batched draws gets them

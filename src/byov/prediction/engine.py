@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws, Weights
 from byov.prediction.graphed import ENOUGH, Graphed
-from byov.prediction.inputs import Batch, device_of, ready, unwrap
+from byov.prediction.inputs import Batch, compiled, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
 from byov.prediction.window import full, own
@@ -70,8 +70,8 @@ def predict(
         raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
     if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-    call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one)
     with _evaluating(model), torch.inference_mode(False), torch.no_grad():
+        call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one)
         if one:
             ((prediction,),) = call.windows(iter([ready(x, model)]), lambda share: None)  # type: ignore[arg-type]
             return prediction
@@ -134,7 +134,7 @@ class _Predictor:
             return False
         if self.graphs or (self.samples < ENOUGH and device_of(self.model).type == "cuda"):
             return True
-        return any(module._compiled_call_impl is not None for module in self.draws.model.net.modules())
+        return compiled(self.draws.model.net)
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""

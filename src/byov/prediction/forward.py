@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from byov.prediction.draws import Weights, batching
-from byov.prediction.inputs import Batch, size_of
+from byov.prediction.inputs import Batch, compiled, size_of
 from byov.prediction.result import Task
 from byov.prediction.reuse import Recording, again, record
 
@@ -34,7 +35,8 @@ class Forward:
             out = self._under(tensors)
         elif self.recording is None or self.recording.settling:
             inputs, first = [self.x] if isinstance(self.x, Tensor) else self.x.values(), self.recording is None
-            out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
+            with self._seen():
+                out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())
@@ -51,6 +53,10 @@ class Forward:
         tensors = weights()
         with batching():
             return torch.vmap(one)(tensors)
+
+    def _seen(self) -> AbstractContextManager[Any]:
+        """Around a pass to be recorded: a compiled network makes no calls that could be seen, so it runs as written."""
+        return torch.compiler.set_stance("force_eager") if compiled(self.model) else nullcontext()
 
     def _under(self, tensors: dict[str, Tensor]) -> Any:
         net: nn.Module = self.model.net  # type: ignore[assignment]

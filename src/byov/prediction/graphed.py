@@ -7,11 +7,8 @@ others are launched as a whole.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from operator import is_
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of
+from byov.prediction.state import attributes_of, modules_of, random_state, same_state, unchanged
 
 ENOUGH = 8
 """Draws from which capturing one pays: it takes the host about two passes."""
@@ -56,8 +54,8 @@ class Graphed:
 
         It cannot where the host waits for a number, has random numbers of its own, or leaves a module changed.
         """
-        weights, modules = draws.next(), list(forward.model.modules())
-        before, state = [value for module in modules for value in vars(module).values()], _host_state()
+        weights, modules = draws.next(), modules_of(forward.model)
+        before, state = attributes_of(modules), random_state(device=False)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -67,8 +65,7 @@ class Graphed:
             torch.cuda.current_stream().wait_stream(stream)
             return forward.one(weights), None
         torch.cuda.current_stream().wait_stream(stream)
-        after = [value for module in modules for value in vars(module).values()]
-        same = len(before) == len(after) and all(map(is_, before, after)) and state == _host_state()
+        same = unchanged(before, attributes_of(modules)) and same_state(state, random_state(device=False))
         return values, cls(draws, forward) if same else None
 
     def takes(self, x: Batch) -> bool:
@@ -92,15 +89,6 @@ def _named(x: Batch) -> Mapping[str, Tensor]:
 
 def _signature(x: Batch) -> list[tuple[Any, ...]]:
     return [(name, t.shape, t.stride(), t.dtype) for name, t in _named(x).items()]
-
-
-def _host_state() -> list[Any]:
-    """Where the host's random streams are: torch's, Python's, and numpy's where it is loaded."""
-    state: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
-    if "numpy" in sys.modules:
-        name, keys, *position = sys.modules["numpy"].random.get_state()
-        state.append((name, keys.tobytes(), position))
-    return state
 
 
 @contextmanager

@@ -47,6 +47,11 @@ def _device(model: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in where.parameters()), None)
 
 
+def compiled(net: nn.Module) -> bool:
+    """Whether it, or a part of it, was compiled in place."""
+    return any(module._compiled_call_impl is not None for module in net.modules())
+
+
 def ready(x: Batch, model: nn.Module) -> Batch:
     """The batch on the model's device, and made an ordinary tensor where it comes from inference mode."""
     device = _device(model)

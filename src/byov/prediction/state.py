@@ -70,10 +70,10 @@ def _same(now: Any, then: Any) -> bool:
     return type(now) in BARE and now == then
 
 
-def random_state() -> list[Any]:
-    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded."""
+def random_state(device: bool = True) -> list[Any]:
+    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded; or only the host's."""
     state: list[Any] = [torch.get_rng_state(), random.getstate()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if device and torch.cuda.is_available() and torch.cuda.is_initialized():
         state.append(torch.cuda.get_rng_state())
     if "numpy" in sys.modules:
         name, keys, *position = sys.modules["numpy"].random.get_state()
