@@ -45,7 +45,7 @@ def _posterior(**settings: object) -> tuple[str, ...]:
     return tuple(f"posterior.{key}={value}".replace("True", "true") for key, value in settings.items())
 
 
-_PATCHES = {"k": K, "start": "copy", "spread": 0.1}
+_PATCHES = {"k": K, "start": "copy", "spread": 0.6, "apart": 0.2}
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", _posterior(family="none")),
     "ecmp": Method("ECMP (BN+out)", _posterior(family="ecmp", on="norm+output", **_PATCHES)),
