@@ -3,6 +3,7 @@
 python results/cifar100.py --root DATA --minutes 9            as far as nine minutes go; call it again to go on
 python results/cifar100.py --root DATA --minutes 9 --methods vanilla,ecmp --seeds 0
 python results/cifar100.py --root DATA --status               what is done
+python results/cifar100.py --tables --out results/cifar100    tables and figures of the methods that are read
 
 Runs and readings lie under --out, where `byov reproduce 'patching/*' --scale full --out OUT` finds them: when all
 are done, that command only writes the tables and figures. A reading (OUT/patching/runs/full/parts, a few kilobytes)
@@ -13,12 +14,14 @@ paper's first.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 from byov.device import choose_device
-from byov.reproduce.experiment import Context
+from byov.reproduce.experiment import Context, discover
 from byov.reproduce.patching_runs import METHODS, folder, is_read, reading, seeds, trained
+from byov.reproduce.results import run as execute
 from byov.train import checkpoint
 
 READING = 2.0
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--scale", default="full", choices=("quick", "full"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--status", action="store_true")
+    parser.add_argument("--tables", action="store_true")
     parser.add_argument("--train-only", action="store_true")
     words = parser.parse_args()
     device = str(choose_device(words.device))
@@ -46,6 +50,9 @@ def main() -> None:
     if words.status:
         for method, seed in jobs:
             print(f"{method:12} seed {seed}: {status(context, method, seed)}")
+        return
+    if words.tables:
+        tables(words.out, context)
         return
     deadline = monotonic() + 60 * words.minutes
     for method, seed in jobs:
@@ -61,6 +68,19 @@ def main() -> None:
         print(f"{METHODS[method].label:26} seed {seed}  {shown}  nll {scores['nll']:.3f}", flush=True)
     done = sum(status(context, *job).startswith("read") for job in jobs)
     print(f"{done} of {len(jobs)} are trained and read" + ("" if done == len(jobs) else "; call again to go on"))
+
+
+def tables(out: Path, context: Context) -> None:
+    """Write the tables and figures of the methods whose every seed is read; the others are left out of them."""
+    for method in [name for name in METHODS if not all(is_read(context, name, seed) for seed in seeds(context))]:
+        print(f"{METHODS.pop(method).label} is left out: it is not read.")
+    by_draws = {"table9": "emp", "table10": "ecmp", "table11": "dropout"}
+    names = ["table4", "table5", "table6", "table7", "table8", "figure4", "figure5", "figure7"]
+    names += [name for name, method in by_draws.items() if method in METHODS]
+    names += ["figure6"] if set(by_draws.values()) <= set(METHODS) else []
+    for name in names:
+        execute(discover()[f"patching/{name}"], replace(context, out=out / "patching" / name))
+        print(f"written: {out / 'patching' / name}")
 
 
 def status(context: Context, method: str, seed: int) -> str:
