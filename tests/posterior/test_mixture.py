@@ -389,3 +389,29 @@ def test_families_are_frozen_and_equal_by_value() -> None:
     assert len({byov.EMP(3), byov.EMP(3), byov.ECMP(3)}) == 2
     with pytest.raises(AttributeError):
         byov.EMP(3).k = 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_held_apart_components_have_the_mean_of_their_gradients_and_a_share_of_the_rest(share: float) -> None:
+    model = byov.bayesianize(nn.Linear(3, 2), byov.ECMP(4, spread=0.5))
+    components = model.factors[0].get_parameter("components")
+    before = components.detach().clone()
+    model(torch.randn(5, 3)).square().mean().backward()
+    gradient = components.grad.clone()  # type: ignore[union-attr]
+    byov.hold_apart(model, share)
+    mean = gradient.mean(0)
+    torch.testing.assert_close(components.grad, mean + share * (gradient - mean))
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    if share == 0:
+        torch.testing.assert_close(components - components[:1], before - before[:1])
+        assert not torch.equal(components, before)
+
+
+def test_what_cannot_be_held_apart_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no components"):
+        byov.hold_apart(byov.bayesianize(nn.Linear(3, 2), byov.Gaussian()), 0.2)
+    model = byov.bayesianize(nn.Linear(3, 2), byov.EMP(2))
+    byov.hold_apart(model, 0.2)  # without gradients there is nothing to scale
+    for share in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="at least 0"):
+            byov.hold_apart(model, share)

@@ -1,5 +1,6 @@
 """q(θ): a distribution over the parameters of a network."""
 
+from byov.posterior.apart import hold_apart
 from byov.posterior.bayesianize import bayesianize
 from byov.posterior.ema import EMA
 from byov.posterior.family import Family
@@ -26,6 +27,7 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "hold_apart",
     "kl_scale",
     "norm_layers",
     "output_layer",

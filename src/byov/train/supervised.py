@@ -15,7 +15,7 @@ from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
 from byov.models.entry import resolve
-from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, kl_scale, output_layer
+from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
 from byov.posterior.factor import Factor
 from byov.train.before_norm import add_gates
 from byov.train.config import from_dict
@@ -96,8 +96,6 @@ class SupervisedTask:
         # What has a posterior, and what all its draws share.
         self._patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
         self._shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
-        factors = net.factors if isinstance(net, BayesianModule) else []
-        self._components = [f.get_parameter("components") for f in factors if "components" in f.roles]
         if recipe.posterior.alternate and not self._shared:
             raise ValueError(
                 "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
@@ -129,9 +127,7 @@ class SupervisedTask:
         if gradients and posterior.gain != 1:
             torch._foreach_mul_(gradients, posterior.gain)
         if posterior.apart is not None:
-            for components in (p.grad for p in self._components if p.grad is not None):
-                mean = components.mean(0, keepdim=True)
-                components.sub_(mean).mul_(posterior.apart / posterior.gain).add_(mean)
+            hold_apart(self._module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
 
     def after(self, step: int, total: int) -> None:
         """Nothing follows a step."""
