@@ -275,6 +275,15 @@ def test_without_a_warm_up_it_starts_at_the_top(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.1 * (1 + cos(pi * k / 12)) / 2 for k in range(12)])
 
 
+@pytest.mark.parametrize("end", [0.25, 1.0])
+def test_a_rate_may_end_above_zero_or_stay(end: float, tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, lr_end=end, lr_batch=16))
+    rates, _ = spy(loop)
+    loop.fit()
+    base = 0.1 * 8 / 16
+    assert rates == pytest.approx([base * (end + (1 - end) * (1 + cos(pi * k / 12)) / 2) for k in range(12)])
+
+
 def test_log_variances_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
     def spread(name: str, factor: float) -> Tensor:
         config = replace(CONFIG, optimizer="adam", lr=1e-3, log_var_lr=factor)
@@ -420,8 +429,9 @@ def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, n
         ({"log_every": 0}, "train.log_every is at least 1"),
         ({"lr": 0.0}, "train.lr is above 0"),
         ({"lr": nan}, "train.lr is above 0"),
-        ({"warmup": -1.0}, "train.warmup and train.weight_decay are at least 0"),
-        ({"weight_decay": -1.0}, "train.warmup and train.weight_decay are at least 0"),
+        ({"warmup": -1.0}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
+        ({"lr_end": -0.1}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
+        ({"weight_decay": -1.0}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"warmup": 3.5}, "train.warmup=3.5 epochs do not fit into train.epochs=3"),
         ({"clip": 0.0}, "train.clip is above 0, or none, not 0.0"),
         ({"clip": -1.0}, "train.clip is above 0, or none, not -1.0"),
