@@ -7,6 +7,7 @@ others are launched as a whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +36,8 @@ class Graphed:
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
         here = Forward(forward.model, self._x, forward.task, watch=False)
-        with torch.cuda.graph(self._graph):
+        # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._values = here.one(draws.next())
 
     @staticmethod
@@ -66,7 +68,12 @@ class Graphed:
             return forward.one(weights), None
         torch.cuda.current_stream().wait_stream(stream)
         same = unchanged(before, attributes_of(modules)) and same_state(state, random_state(device=False))
-        return values, cls(draws, forward) if same else None
+        if not same:
+            return values, None
+        try:
+            return values, cls(draws, forward)
+        except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
+            return values, None
 
     def takes(self, x: Batch) -> bool:
         """Whether a batch has the shape that was captured."""
@@ -95,7 +102,9 @@ def _signature(x: Batch) -> list[tuple[Any, ...]]:
 def _no_waiting() -> Iterator[None]:
     """Inside, an operation that makes the host wait for the device is an error: a failed capture would be worse."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
