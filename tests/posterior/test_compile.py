@@ -74,7 +74,9 @@ def test_inductor(cell: Cell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("rules", [byov.Gaussian(), byov.EMP(3), {byov.norm_layers: byov.ECMP(3)}], ids=str)
+@pytest.mark.parametrize(
+    "rules", [byov.Gaussian(), byov.EMP(3), {byov.norm_layers: byov.ECMP(3)}], ids=["Gaussian", "EMP", "ECMP on norms"]
+)
 def test_kernels_over_activations_read_a_draw_and_do_not_make_it(rules: Any) -> None:
     """Inductor names a kernel after the operations fused into it: a draw is addcmul (Gaussian) or gather (mixtures)."""
     from torch._inductor.utils import run_fw_bw_and_get_code
