@@ -19,6 +19,10 @@ from byov.posterior.random import stream
 from byov.posterior.spec import Spec
 
 
+def several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 class BayesianModule(nn.Module):
     """A network with q(θ) in place of some or all of its parameters; made by `bayesianize`.
 
@@ -64,7 +68,7 @@ class BayesianModule(nn.Module):
         Without it, ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
         cannot hold a generator: there the global one is used, so seed each rank differently, or enter `draw()`.
         """
-        if generator is not None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        if generator is not None or not several_processes():
             return generator
         if torch.compiler.is_compiling():
             if self.shared_draw:

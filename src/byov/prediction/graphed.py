@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.posterior.module import BayesianModule
+from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of
@@ -43,10 +43,10 @@ class Graphed:
     @staticmethod
     def suits(model: nn.Module, generator: Generator | None) -> bool:
         """On a GPU, all of the noise from there; every parameter random; and nobody who wants to see each pass."""
-        if not isinstance(model, BayesianModule) or device_of(model).type != "cuda" or model.source() is not None:
+        if not isinstance(model, BayesianModule) or device_of(model).type != "cuda":
             return False
-        if generator is not None and generator.device.type != "cuda":
-            return False
+        if several_processes() if generator is None else generator.device.type != "cuda":
+            return False  # several processes draw from generators that are made anew for each pass
         hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.net.modules())
         return not hooked and next(model.net.parameters(), None) is None
 
