@@ -30,6 +30,8 @@ def measure(rows: list[Row], arguments: list[str], known: dict[str, Any]) -> dic
         turns = Path(os.environ.get("BYOV_TURNS", folder))
         turns.mkdir(parents=True, exist_ok=True)
         parts = {name: turns / f"{name.replace(' ', '_')}.json" for name in wanted}
+        for old in (turns / "go", *turns.glob("ready_*"), *parts.values()):  # of a call before
+            old.unlink(missing_ok=True)
         command = [sys.executable, str(Path(__file__).with_name("all.py")), *arguments]
         processes = {
             name: subprocess.Popen(

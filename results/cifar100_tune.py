@@ -48,10 +48,11 @@ def main() -> None:
             if words.recipe is None:
                 wanted = recipe(method, words.scale, 0, *changes)
             else:
-                wanted = load_config(Supervised, words.recipe, [*METHODS[method].changes, *changes])
+                alone = [] if "mp" in method else ["posterior.apart=none", "posterior.gain=1"]
+                wanted = load_config(Supervised, words.recipe, [*METHODS[method].changes, *alone, *changes])
             named = [] if words.recipe is None else [words.recipe.stem]
             named += [method, f"spread{spread}"]
-            named += [change.rpartition(".")[2].replace("=", "") for change in words.set]
+            named += [change.partition("=")[0].rpartition(".")[2] + change.partition("=")[2] for change in words.set]
             run = words.out / "_".join(named)
             state = checkpoint.peek(run / "checkpoint.safetensors") if run.exists() else None
             done = state is not None and state["step"] == state["total"]

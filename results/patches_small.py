@@ -84,7 +84,8 @@ def main() -> None:
     common += ["train.accelerator=cpu", "train.devices=1", f"train.epochs={words.epochs}"]
     for settings in words.settings:
         named = [settings.replace(",", "_"), f"epochs{words.epochs}", f"of{words.trained}"]
-        run = words.out / "_".join([*named, *(change.rpartition(".")[2].replace("=", "") for change in words.set)])
+        named += [change.partition("=")[0].rpartition(".")[2] + change.partition("=")[2] for change in words.set]
+        run = words.out / "_".join(named)
         own = [f"posterior.{setting}" for setting in settings.split(",")]
         if not run.exists():
             start(load_config(Supervised, None, [*common, *words.set, *own]), run, False)

@@ -170,3 +170,5 @@ def test_patches_are_a_convolution_whose_stride_is_its_kernel(
     ):
         torch.testing.assert_close(ours, its)
     assert isinstance(vit("nano").patch_embed.proj, Patches)
+    with pytest.raises(ValueError, match="does not fit into images of"):
+        layer(x[..., : patch - 1])

@@ -15,6 +15,8 @@ from byov.prediction.graphed import ENOUGH, Graphed
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FAMILIES = [byov.Gaussian(-3.0), byov.Dropout(0.3), byov.DropConnect(0.3), byov.EMP(3, spread=0.5), byov.ECMP(3)]
+UNEVEN = byov.EMP(3, probs=(0.5, 0.3, 0.2), spread=0.5)
+"""Its draws wait for the device: no graph."""
 
 
 class Net(nn.Module):
@@ -62,13 +64,13 @@ def test_it_is_for_gpus() -> None:
 
 
 @gpu
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("family", [*FAMILIES, UNEVEN], ids=str)
 @pytest.mark.parametrize("samples", [2, ENOUGH, 40])
 def test_predictions_are_those_of_a_loop_by_hand(family: Any, samples: int, captured: list[object]) -> None:
     model, x = byov.bayesianize(Net().cuda(), family).eval(), torch.randn(6, 4, device="cuda")
     found = byov.predict(model, x, samples, generator=Generator("cuda").manual_seed(0), keep=True)
     torch.testing.assert_close(found.draws, by_hand(model, x, samples), rtol=1e-3, atol=1e-5)
-    assert len(captured) == (samples >= ENOUGH)
+    assert len(captured) == (samples >= ENOUGH and family is not UNEVEN)
     with torch.no_grad():  # and the generator of everybody goes on as it would have
         torch.manual_seed(0)
         byov.predict(model, x, samples)
@@ -128,3 +130,19 @@ def test_a_compiled_network_has_a_graph_too(captured: list[object]) -> None:
     found = byov.predict(model, x, 12, generator=Generator("cuda").manual_seed(0), keep=True)
     torch.testing.assert_close(found.draws, expected, rtol=1e-3, atol=1e-5)
     assert len(captured) == 1
+    nested = byov.bayesianize(Net().cuda(), byov.Gaussian(-2.0)).eval()
+    expected = by_hand(nested, x, 12)
+    nested.net.compile(mode="reduce-overhead")  # which is a graph already
+    found = byov.predict(nested, x, 12, generator=Generator("cuda").manual_seed(0), keep=True)
+    torch.testing.assert_close(found.draws, expected, rtol=1e-3, atol=1e-5)
+    assert len(captured) == 1
+
+
+@gpu
+def test_another_thread_has_no_graph(captured: list[object]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, x = byov.bayesianize(Net().cuda(), byov.Gaussian(-2.0)).eval(), torch.randn(6, 4, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(byov.predict, model, x, 12).result()
+    assert not captured

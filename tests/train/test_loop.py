@@ -430,6 +430,7 @@ def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, n
         ({"lr": 0.0}, "train.lr is above 0"),
         ({"lr": nan}, "train.lr is above 0"),
         ({"warmup": -1.0}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
+        ({"lr_end": nan}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"lr_end": -0.1}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"weight_decay": -1.0}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"warmup": 3.5}, "train.warmup=3.5 epochs do not fit into train.epochs=3"),

@@ -19,6 +19,8 @@ class Patches(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to (N, width, H/p, W/p), as the convolution; what does not fill a patch is left out."""
         p = self.kernel_size[0]
+        if min(x.shape[-2:]) < p:
+            raise ValueError(f"A patch of {p} pixels does not fit into images of {x.shape[-2]} × {x.shape[-1]}.")
         rows, columns = x.shape[-2] // p, x.shape[-1] // p
         cut = x[..., : rows * p, : columns * p].unflatten(-2, (rows, p)).unflatten(-1, (columns, p))
         pixels = cut.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (N, rows, columns, C·p·p)

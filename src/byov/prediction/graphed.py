@@ -7,6 +7,7 @@ others are launched as a whole.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of
-from byov.prediction.state import attributes_of, modules_of, random_state, same_state, unchanged
+from byov.prediction.state import attributes_of, modules_of, random_state, same_state, set_torch_state, unchanged
 
 ENOUGH = 8
 """Draws from which capturing one pays: it takes the host about two passes."""
@@ -28,27 +29,39 @@ ENOUGH = 8
 class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
-    def __init__(self, draws: Draws, forward: Forward) -> None:
+    def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream) -> None:
         self._signature = _signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
+        self._device = stream.device
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
         here = Forward(forward.model, self._x, forward.task, watch=False)
         # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._values = here.one(draws.next())
 
     @staticmethod
     def suits(model: nn.Module, generator: Generator | None) -> bool:
-        """On a GPU, all of the noise from there; every parameter random; and nobody who wants to see each pass."""
-        if not isinstance(model, BayesianModule) or device_of(model).type != "cuda":
+        """On one GPU, all of the noise from there; every parameter random; and nobody who wants to see each pass.
+
+        Only in the main thread: to find out whether a pass waits for the device, waiting is forbidden to all threads.
+        """
+        device = device_of(model)
+        if not isinstance(model, BayesianModule) or device.type != "cuda":
             return False
-        if several_processes() if generator is None else generator.device.type != "cuda":
-            return False  # several processes draw from generators that are made anew for each pass
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.net.modules())
-        return not hooked and next(model.net.parameters(), None) is None
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if generator is None:
+            if several_processes():  # they draw from generators that are made anew for each pass
+                return False
+        elif generator.device.type != "cuda" or generator.device.index not in (None, device.index):
+            return False
+        if any(tensor.device != device for tensor in (*model.q.parameters(), *model.net.buffers())):
+            return False
+        plain = all(_plain(module) for module in model.net.modules())
+        return plain and next(model.net.parameters(), None) is None
 
     @classmethod
     def capture(cls, draws: Draws, forward: Forward) -> tuple[Tensor, Graphed | None]:
@@ -56,24 +69,29 @@ class Graphed:
 
         It cannot where the host waits for a number, has random numbers of its own, or leaves a module changed.
         """
-        weights, modules = draws.next(), modules_of(forward.model)
-        before, state = attributes_of(modules), random_state(device=False)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream), _no_waiting():
-                values = forward.one(weights)
-        except RuntimeError:  # it waited, or it is wrong: then it will say so again
+        with torch.cuda.device(device_of(forward.model)):
+            modules, generator = modules_of(forward.model), draws.generator
+            before, state, host = attributes_of(modules), random_state(), random_state(device=False)
+            drawn = None if generator is None else generator.get_state()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(stream), _no_waiting():
+                    values = forward.one(draws.next())
+            except RuntimeError:  # it waited, or it is wrong: then it will say so again
+                torch.cuda.current_stream().wait_stream(stream)
+                set_torch_state(state)
+                if generator is not None and drawn is not None:
+                    generator.set_state(drawn)
+                return forward.one(draws.next()), None
             torch.cuda.current_stream().wait_stream(stream)
-            return forward.one(weights), None
-        torch.cuda.current_stream().wait_stream(stream)
-        same = unchanged(before, attributes_of(modules)) and same_state(state, random_state(device=False))
-        if not same:
-            return values, None
-        try:
-            return values, cls(draws, forward)
-        except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
-            return values, None
+            same = unchanged(before, attributes_of(modules)) and same_state(host, random_state(device=False))
+            if not same:
+                return values, None
+            try:
+                return values, cls(draws, forward, stream)
+            except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
+                return values, None
 
     def takes(self, x: Batch) -> bool:
         """Whether a batch has the shape that was captured."""
@@ -86,8 +104,20 @@ class Graphed:
 
     def __call__(self) -> Tensor:
         """What the next draw predicts (1, N, …), in the memory of the one before."""
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._values
+
+
+def _plain(module: nn.Module) -> bool:
+    """Without hooks, and not compiled into a graph of its own: graphs do not nest."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    compiled = module._compiled_call_impl
+    if compiled is None:
+        return True
+    config = getattr(compiled, "get_compiler_config", None)
+    return config is not None and not (config() or {}).get("triton.cudagraphs", True)
 
 
 def _named(x: Batch) -> Mapping[str, Tensor]:

@@ -76,8 +76,9 @@ def random_state(device: bool = True) -> list[Any]:
     if device and torch.cuda.is_available() and torch.cuda.is_initialized():
         state.append(torch.cuda.get_rng_state())
     if "numpy" in sys.modules:
-        name, keys, *position = sys.modules["numpy"].random.get_state()
-        state.append((name, keys.tobytes(), position))
+        whole = sys.modules["numpy"].random.get_state(legacy=False)
+        inner = [value.tobytes() if hasattr(value, "tobytes") else value for value in whole["state"].values()]
+        state.append((whole["bit_generator"], inner, whole["has_gauss"], whole["gauss"]))
     return state
 
 

@@ -79,7 +79,7 @@ class TrainConfig:
             raise ValueError(f"train.lr is above 0, not {self.lr}.")
         if not self.log_var_lr >= 0:
             raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
-        if self.warmup < 0 or self.weight_decay < 0 or self.lr_end < 0:
+        if not (self.warmup >= 0 and self.weight_decay >= 0 and 0 <= self.lr_end < float("inf")):
             raise ValueError("train.warmup, train.weight_decay and train.lr_end are at least 0.")
         if self.warmup > self.epochs:
             raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
