@@ -10,7 +10,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 import byov
-from byov.prediction import engine
 from byov.prediction.graphed import ENOUGH, Graphed
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -60,7 +59,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_it_is_for_gpus() -> None:
     assert not Graphed.suits(byov.bayesianize(Net(), byov.Gaussian()), None)
     assert not Graphed.suits(Net(), None)
-    assert engine.ENOUGH == ENOUGH
 
 
 @gpu

@@ -5,7 +5,8 @@
 At scale "quick" small networks on digits, at scale "full" ResNet-18 with the CIFAR stem on CIFAR-100: the network of
 the paper's Table 4 on the data of its Table 6. Settings are the paper's, and those of recipes/cifar100_paper.toml:
 Adam at its defaults, a constant learning rate, and the L2 penalty of appendix C.1. They matter: under a rate that goes
-to zero the patches of a layer come to agree, and a tuned weight decay leaves little overconfidence to repair.
+to zero the patches of a layer come to agree, and a tuned weight decay leaves little overconfidence to repair. Where
+patches start, and how slowly they move apart, is ours (`_PATCHES`; results/README.md has what it gains).
 """
 
 from __future__ import annotations
