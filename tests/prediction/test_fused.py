@@ -135,8 +135,9 @@ def test_stacked_draws_are_the_single_ones() -> None:
     model = spread(byov.bayesianize(Tied(5), byov.Gaussian()))
     draws = Draws(model, seeded(), 2)
     noises = draws.noises(3)
-    stacked = draws.stack(noises)()
-    for i, noise in enumerate(noises):
+    stacked = draws.several(noises)()
+    for i in range(3):
+        noise = [{key: tensor[i] for key, tensor in part.items()} for part in noises]
         for name, tensor in draws.of(noise)().items():
             assert torch.equal(stacked[name][i], tensor)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import byov
-from byov.prediction import forward
+from byov.prediction import engine, forward
 from byov.prediction.reuse import Recording, record
 from byov.prediction.steady import Steady
 
@@ -43,6 +43,57 @@ def test_draws_at_one_place_are_the_model_s(family: Any, mixed: bool) -> None:
             assert places in (None, now)
             places = now
     assert drawn["one.weight"].data_ptr() == drawn["other.weight"].data_ptr()
+
+
+def test_several_draws_of_a_gaussian_are_the_model_s_own() -> None:
+    """Their noise too: the same numbers as one draw after the other has, so that every strategy gives the same."""
+    model = byov.bayesianize(Tied(), {byov.output_layer: byov.Gaussian(-1.0), "*": byov.Gaussian(-3.0)})
+    generators = [Generator().manual_seed(3) for _ in range(2)]
+    steady = Steady(model)
+    with torch.no_grad():
+        stacked = steady.several(steady.noises(4, generators[0]))
+        for i in range(4):
+            expected = model.tensors(model.noise(generators[1]))
+            assert list(stacked) == list(expected)
+            for name, value in expected.items():
+                torch.testing.assert_close(stacked[name][i], value)
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
+    assert not Steady(byov.bayesianize(Tied(), byov.EMP(3))).all_gaussian
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_without_a_race_the_draws_are_the_same(batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way a GPU goes where most of a pass is shared; also for a network whose draws cannot be batched."""
+
+    class Reads(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out if batched else out * (out.detach().abs().sum().item() > 0)
+
+    torch.manual_seed(0)
+    model, x = byov.bayesianize(Reads(), {byov.output_layer: byov.Gaussian(-1.0)}), torch.randn(6, 4)
+    expected = byov.predict(model, x, 9, "loop", generator=Generator().manual_seed(0), keep=True)
+    race = engine._Predictor._unmatched
+    monkeypatch.setattr(engine._Predictor, "_race", lambda self, running, draws, most: race(self, running, draws, most))
+    found = byov.predict(model, x, 9, generator=Generator().manual_seed(0), keep=True)
+    assert found.strategy == ("vmap" if batched else "loop")
+    torch.testing.assert_close(found.draws, expected.draws)
+    torch.testing.assert_close(found.std, expected.std)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="draws at one place are a GPU's")
+@pytest.mark.parametrize("generator", ["none", "cuda", "cpu"])
+def test_on_a_gpu_a_random_head_is_batched_at_once(generator: str) -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), *(nn.Linear(64, 64) for _ in range(8)), nn.Linear(64, 10))
+    model = byov.bayesianize(net.cuda(), {byov.output_layer: byov.Gaussian(-1.0)})
+    x, found = torch.randn(500, 64).cuda(), []
+    for strategy in ("loop", "vmap", "auto"):
+        torch.manual_seed(5)
+        own = None if generator == "none" else Generator(generator).manual_seed(5)
+        found.append(byov.predict(model, x, 150, strategy, generator=own, keep=True))  # type: ignore[arg-type]
+    assert [each.strategy for each in found] == ["loop", "vmap", "vmap"]
+    for each in found[1:]:
+        torch.testing.assert_close(each.draws, found[0].draws, rtol=1e-4, atol=1e-5)
 
 
 def test_it_is_for_gpus_and_for_factors_without_a_state() -> None:

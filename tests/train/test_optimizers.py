@@ -226,14 +226,39 @@ def test_channels_last_weights() -> None:
 
 
 @pytest.mark.parametrize("wd", [0.0, 0.1])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_log_variances_may_be_moved_by_adam_beside_sgd_and_lars(name: Any, wd: float) -> None:
+    """ρ as torch's Adam has it, μ as without; the same draws, so equal but for rounding."""
+    data, models = batches(5), [byov.bayesianize(made(), byov.Gaussian(-6.0)) for _ in range(2)]
+    ours = build_optimizer(name, models[0], 0.05, wd, log_var="adam")
+    plain = build_optimizer(name, models[1], 0.05, wd)
+    plain.param_groups = [group for group in plain.param_groups if group["role"] != "log_var"]
+    adams = torch.optim.Adam([models[1].q[0].log_var], lr=0.05 * 0.2)  # type: ignore[list-item]
+    for k in range(5):
+        for group in ours.param_groups:
+            group["lr"] = 0.05 * (0.2 if group["role"] == "log_var" else 1.0)
+        for model, optimizers in zip(models, [[ours], [plain, adams]], strict=True):
+            torch.manual_seed(k)
+            model.zero_grad()
+            F.cross_entropy(model(data[k][0]), data[k][1]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    for (key, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda m, key=key: f"{key}: {m}")
+    moved = (models[0].q[0].log_var + 6.0).abs()  # type: ignore[operator]
+    assert moved.max() > 0.03  # five steps of 0.01; SGD's own would be of the size of σ times a gradient
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("name", [*NAMES, "sgd+adam", "lars+adam"])
 def test_resume_is_equal_to_the_bit(name: Any, wd: float, tmp_path: Path) -> None:
     """Three steps, a checkpoint, three steps in new objects are six steps, draws and all."""
     data = batches(6, torch.float32)
 
     def start(seed: int) -> tuple[nn.Module, Any]:
         model = byov.bayesianize(made(seed, torch.float32), {"a.*": byov.Gaussian(), "stem.*": byov.EMP(2)})
-        return model, build_optimizer(name, model, 0.05, wd)
+        optimizer, _, log_var = name.partition("+")
+        return model, build_optimizer(optimizer, model, 0.05, wd, log_var=log_var or "same")
 
     def steps(model: nn.Module, optimizer: Any, numbers: range) -> None:
         for k in numbers:

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from byov.posterior.family import Noise
-from byov.posterior.module import BayesianModule
+from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.fused import Fused
 from byov.prediction.recycle import Recycle
 from byov.prediction.reuse import Recording, again, record
@@ -59,9 +59,13 @@ class Draws:
         if self.generator is not None and self._start is not None:
             self.generator.set_state(self._start)
 
-    def noises(self, count: int) -> list[list[Noise]]:
-        """What is random in the next draws."""
-        return [self._noise() for _ in range(count)]
+    def noises(self, count: int) -> list[Noise]:
+        """What is random in the next draws, stacked: each tensor (K, …)."""
+        on_device = self.generator is None or self.generator.device.type == "cuda"
+        if self._steady is not None and self._steady.all_gaussian and on_device and not several_processes():
+            return self._steady.noises(count, self.generator)
+        noises = [self._noise() for _ in range(count)]
+        return [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
 
     def next(self) -> Weights:
         """The next draw. It may take the memory of the one before, whose weights are then gone."""
@@ -73,13 +77,14 @@ class Draws:
         """The draw with this noise, in the memory of the one before."""
         return Weights(lambda: self._one(noise))
 
-    def stack(self, noises: list[list[Noise]]) -> Weights:
+    def several(self, stacked: list[Noise]) -> Weights:
         """Several draws at once, each weight (K, …)."""
-        stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
 
         def make() -> dict[str, Tensor]:
             if self._fused is not None:
                 return self._fused(stacked[0]["seeds"])
+            if self._steady is not None and self._steady.all_gaussian:
+                return self._steady.several(stacked)
             with batching():
                 return torch.vmap(lambda noise: self._again(noise))(stacked)
 

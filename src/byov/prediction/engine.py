@@ -11,18 +11,20 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Generator, Tensor, nn
 
+from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws, Weights
-from byov.prediction.graphed import ENOUGH, Graphed
+from byov.prediction.graphed import ENOUGH, Graphed, finished
 from byov.prediction.inputs import Batch, compiled, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
+from byov.prediction.state import modules_of
 from byov.prediction.window import full, own
 
 Strategy = Literal["auto", "loop", "vmap"]
 
-CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 25}
-"""How many elements (32 and 128 MiB in float32) the largest tensor of a chunk of batched draws may have.
+CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""How many elements (32 and 256 MiB in float32) the largest tensor of a chunk of batched draws may have.
 
 On CPU more does not help: it leaves the caches, and every large tensor is new memory that the system has to clear."""
 
@@ -121,6 +123,7 @@ class _Predictor:
         )
         self.graph: Graphed | None = None
         self.graph_of: Running | None = None
+        self.first_pass: torch.cuda.Event | None = None
         # With one pass in all there is none after it that could use what it leaves behind.
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())
 
@@ -174,6 +177,8 @@ class _Predictor:
         for x in batches:
             batch = Running(self.model, x, *self.settings, watch=self.watch)
             batch.take(batch.forward.one(weights))
+            if self.graphs and self.first_pass is None:
+                self.first_pass = finished(self.model)
             window.append(batch)
             advance(1 / self.samples)
             if full(window):
@@ -195,13 +200,18 @@ class _Predictor:
             return 1
         if self.strategy == "auto":
             return self._race(running, draws, most)
-        weights = draws.stack(draws.noises(chunk := min(self._chunk(running), most)))
+        weights = draws.several(draws.noises(chunk := min(self._chunk(running), most)))
         for batch in running:
             batch.take(self._batched(batch, weights))
         return chunk
 
     def _graphed(self, batch: Running, draws: Draws) -> Tensor:
-        """What the next draw predicts; as a graph from the third draw on, if there can be one."""
+        """What the next draw predicts; as a graph from the fourth draw on, if there can be one and it would be faster."""
+        if self.first_pass is not None:
+            values = batch.forward.one(draws.next())
+            # The device is still at the pass before, and the host has this one ready: it is not the host that is slow.
+            self.graphs, self.first_pass = self.first_pass.query(), None
+            return values
         if self.graph is None:
             values, self.graph = Graphed.capture(draws, batch.forward)
             self.graphs, self.graph_of = self.graph is not None, batch
@@ -225,9 +235,13 @@ class _Predictor:
     def _race(self, running: list[Running], draws: Draws, most: int) -> int:
         """Time one draw, then a chunk of batched ones, on the first batch; the others take the faster.
 
-        Nothing is thrown away, since both give the same numbers. Making weights counts by the batch's share of it.
+        Nothing is thrown away, since both give the same numbers. Making weights counts by the batch's share of it. On a
+        GPU there is no race where next to nothing of a pass is left to do: the host's time for it decides, batched draws
+        need it once, and to wait for the device would take as long as all of them.
         """
         first, *others = running
+        if device_of(self.model).type == "cuda" and all(_saves_most(batch) for batch in running):
+            return self._unmatched(running, draws, min(self._chunk(running), most))
         weights = draws.next()
         single, values = self._timed(lambda: first.forward.one(weights), weights, len(running))
         first.take(values)
@@ -239,7 +253,7 @@ class _Predictor:
             self.strategy = "loop"
             return 1
         noises = draws.noises(chunk)
-        stacked = draws.stack(noises)
+        stacked = draws.several(noises)
         self.strategy, waiting = "loop", running
         try:
             batched, values = self._timed(lambda: first.forward.several(stacked), stacked, len(running))
@@ -252,11 +266,29 @@ class _Predictor:
                     waiting = waiting[1:]
         except _NO_BATCHING:
             self.strategy = "loop"
-        for noise in noises if waiting else ():
-            weights = draws.of(noise)
+        if waiting:
+            self._one_by_one(waiting, draws, noises, chunk)
+        return 1 + chunk
+
+    def _unmatched(self, running: list[Running], draws: Draws, chunk: int) -> int:
+        """Take a chunk of batched draws without a race, and go on so; one by one where they cannot be batched."""
+        noises, waiting = draws.noises(chunk), running
+        stacked, self.strategy = draws.several(noises), "vmap"
+        try:
+            while waiting:
+                waiting[0].take(waiting[0].forward.several(stacked))
+                waiting = waiting[1:]
+        except _NO_BATCHING:
+            self.strategy = "loop"
+            self._one_by_one(waiting, draws, noises, chunk)
+        return chunk
+
+    @staticmethod
+    def _one_by_one(waiting: list[Running], draws: Draws, noises: list[Noise], count: int) -> None:
+        for i in range(count):
+            weights = draws.of([{name: tensor[i] for name, tensor in part.items()} for part in noises])
             for batch in waiting:
                 batch.take(batch.forward.one(weights))
-        return 1 + chunk
 
     def _timed(self, work: Callable[[], Tensor], weights: Weights, sharing: int) -> tuple[float, Tensor]:
         device = device_of(self.model)
@@ -273,6 +305,11 @@ class _Predictor:
         return max(1, min(128, CHUNK_ELEMENTS.get(device_of(self.model).type, 1 << 25) // largest))
 
 
+def _saves_most(batch: Running) -> bool:
+    recording = batch.forward.recording
+    return recording is not None and recording.useful and recording.saved > 0.9
+
+
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -282,7 +319,7 @@ def _now(device: torch.device) -> float:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode inside, every module's own mode again outside."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in modules_of(model) if module.training]
     if training:
         model.eval()
     try:

@@ -1,8 +1,8 @@
 """A draw and its pass as one CUDA graph.
 
 A network of a hundred small layers keeps a GPU waiting for the host, and a draw adds to what the host has to do. Where
-every parameter is random all passes are alike but for the noise: two are made as they come, one is captured, and the
-others are launched as a whole.
+every parameter is random all passes are alike but for the noise: three are made as they come, one is captured, and the
+others are launched as a whole. Not where the device has more to do than the host: capturing would only cost time.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Graphed:
         device = device_of(model)
         if not isinstance(model, BayesianModule) or device.type != "cuda":
             return False
+        if next(model.net.parameters(), None) is not None:
+            return False
         if threading.current_thread() is not threading.main_thread():
             return False
         if generator is None:
@@ -60,8 +62,7 @@ class Graphed:
             return False
         if any(tensor.device != device for tensor in (*model.q.parameters(), *model.net.buffers())):
             return False
-        plain = all(_plain(module) for module in model.net.modules())
-        return plain and next(model.net.parameters(), None) is None
+        return all(_plain(module) for module in model.net.modules())
 
     @classmethod
     def capture(cls, draws: Draws, forward: Forward) -> tuple[Tensor, Graphed | None]:
@@ -107,6 +108,14 @@ class Graphed:
         with torch.cuda.device(self._device):
             self._graph.replay()
         return self._values
+
+
+def finished(model: nn.Module) -> torch.cuda.Event:
+    """Tells whether the device has done what it has been given until now."""
+    event = torch.cuda.Event()
+    with torch.cuda.device(device_of(model)):
+        event.record()
+    return event
 
 
 def _plain(module: nn.Module) -> bool:

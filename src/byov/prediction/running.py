@@ -65,17 +65,20 @@ class Running:
         done = [*self._done]
         if len(self.open):
             done.append((self.open, self.moments.result(self.precision), self.moments.count))
+        if len(done) == 1:
+            return self._whole(done[0][1], strategy, torch.full((self.size,), done[0][2]) if each else done[0][2])
         order = torch.cat([index for index, _, _ in done]).argsort()
         fields: dict[str, Tensor | None] = {}
         for name in done[0][1]:
             parts = [result[name] for _, result, _ in done]
             fields[name] = None if parts[0] is None else torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
-        mean = fields["mean"]
-        if not torch.isfinite(mean).all():  # type: ignore[arg-type]
-            bad = int((~torch.isfinite(mean)).reshape(len(order), -1).any(1).sum())  # type: ignore[arg-type]
-            raise ValueError(f"The network's outputs are not finite for {bad} of {len(order)} inputs.")
-        used: int | Tensor = done[0][2]
-        if each:
-            used = torch.cat([torch.full((len(index),), count) for index, _, count in done])[order]
+        used = torch.cat([torch.full((len(index),), count) for index, _, count in done])[order]
+        return self._whole(fields, strategy, used)
+
+    def _whole(self, fields: dict[str, Tensor | None], strategy: str, used: int | Tensor) -> Prediction:
+        mean: Tensor = fields["mean"]  # type: ignore[assignment]
+        if not torch.isfinite(mean).all():
+            bad = int((~torch.isfinite(mean)).reshape(len(mean), -1).any(1).sum())
+            raise ValueError(f"The network's outputs are not finite for {bad} of {len(mean)} inputs.")
         draws = torch.cat(self._kept) if self._kept else None
         return Prediction(**fields, samples=used, strategy=strategy, draws=draws)  # type: ignore[arg-type]

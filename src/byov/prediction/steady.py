@@ -7,7 +7,7 @@ pass takes the device. Here the names are cut once; a draw is then two or three 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
@@ -26,6 +26,7 @@ class Steady:
             named |= factor.layout.with_ties(factor.layout.split(flat))
         self._named = {name: tensor for name, tensor in named.items() if model.handed_under(name)}
         self._std = [factor.flat_std() if _gaussian(factor) else None for factor in model.factors]
+        self.all_gaussian = None not in self._std
 
     @staticmethod
     def suits(model: BayesianModule) -> bool:
@@ -42,6 +43,23 @@ class Steady:
             else:
                 torch.addcmul(factor.get_parameter("mean"), std, part["eps"], out=flat)
         return self._named
+
+    def noises(self, count: int, generator: Generator | None) -> list[Noise]:
+        """What is random in the next draws of a Gaussian: the numbers of `model.noise`, each written to its row."""
+        place = self._flat[0].device if generator is None else generator.device
+        rows = [torch.empty(count, flat.numel(), dtype=flat.dtype, device=place) for flat in self._flat]
+        for draw in zip(*(row.unbind() for row in rows), strict=True):
+            for row in draw:
+                row.normal_(generator=generator)
+        return [{"eps": row.to(flat.device)} for row, flat in zip(rows, self._flat, strict=True)]
+
+    def several(self, noise: list[Noise]) -> dict[str, Tensor]:
+        """The weights of a Gaussian under several draws' noise, each (K, …)."""
+        named: dict[str, Tensor] = {}
+        for factor, std, part in zip(self._model.factors, self._std, noise, strict=True):
+            flat = torch.addcmul(factor.get_parameter("mean"), std, part["eps"])  # type: ignore[arg-type]
+            named |= factor.layout.with_ties(factor.layout.split(flat))
+        return {name: named[name] for name in self._named}
 
 
 def _gaussian(factor: Factor) -> bool:

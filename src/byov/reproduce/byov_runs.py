@@ -128,7 +128,8 @@ def _made(
         start(recipe, run, False)
         return run
     state = checkpoint.peek(file)
-    before = _flat(state["recipe"]["config"])
+    # A run from before there was a setting has its default.
+    before = _flat(to_dict(type(recipe)())) | _flat(state["recipe"]["config"])
     changed = [key for key in wanted if key not in PLACE and wanted[key] != before.get(key)]
     if changed:
         key = changed[0]

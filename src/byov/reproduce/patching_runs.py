@@ -130,7 +130,8 @@ def trained(context: Context, method: str, seed: int, minutes: float | None = No
     if not file.exists():
         return run if start(wanted, run, False) else None
     state = checkpoint.peek(file)
-    now, before = _flat(to_dict(wanted)), _flat(state["recipe"]["config"])
+    # A run from before there was a setting has its default.
+    now, before = _flat(to_dict(wanted)), _flat(to_dict(Supervised())) | _flat(state["recipe"]["config"])
     changed = [key for key in now if key not in PLACE and now[key] != before.get(key)]
     if changed:
         was = f"{changed[0]} = {before.get(changed[0])!r}, not {now[changed[0]]!r}"

@@ -48,8 +48,12 @@ class TrainConfig:
     """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
     log_var_lr: float = 1.0
     """The learning rate of a Gaussian's ρ = log σ², in units of `lr`: in a short run σ moves too little at 1."""
+    log_var_optimizer: Literal["same", "adam"] = "same"
+    """What moves ρ: the `optimizer`, or beside `sgd` and `lars`, whose steps are too short for it, Adam."""
     weight_decay: float = 0.0
     momentum: float = 0.9
+    nesterov: bool = False
+    """Of `sgd`."""
     eta: float = 1e-3
     warmup: float = 10.0
     """Epochs of linear warm-up before the cosine."""
@@ -150,7 +154,9 @@ class Loop:
             lr=self.base_lr,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
+            nesterov=config.nesterov,
             eta=config.eta,
+            log_var=config.log_var_optimizer,
         )
         # Graphs own the memory of the gradients, so there must be no second part that adds to them.
         self.graphs = (

@@ -3,7 +3,9 @@
 BYOL and its kin exclude biases and norms from weight decay, and from LARS's adaptation. On a `BayesianModule` one flat
 tensor holds weights, biases and norms of many layers, so every parameter comes with the *segments* it is made of, and
 which of them are *regular*, that is, not excluded. A log-variance is never decayed nor adapted: its zero means σ = 1,
-and nothing pulls it there but the KL.
+and nothing pulls it there but the KL. Its gradient is about σ times that of a weight, and differs as much between
+layers: under SGD and LARS, whose steps are in proportion to it, it would stay where it started. So there it may be
+moved by Adam (`log_var="adam"`), in units of the same learning rate.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.adam import adam as adam_step
 
 from byov.posterior.factor import Factor
 from byov.posterior.layout import occurrences
@@ -23,6 +26,7 @@ from byov.posterior.module import BayesianModule
 from byov.posterior.select import norm_layers
 
 Name = Literal["adamw", "adam", "sgd", "lars"]
+LogVar = Literal["same", "adam"]
 Group = dict[str, Any]
 
 
@@ -127,6 +131,9 @@ class LARS(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _evaluate(closure)
         for group in self.param_groups:
+            if group.get("by_adam"):
+                _move_by_adam(self, group)
+                continue
             updates = [p.grad for p in group["params"]]
             if group["decay"] or group["adapt"]:
                 updates = _decayed_gradients(group)
@@ -187,7 +194,7 @@ class _Adam(torch.optim.Adam):
 
 
 class _SGD(torch.optim.SGD):
-    """SGD whose L2 penalty, g + λw, is on regular segments only."""
+    """SGD whose L2 penalty, g + λw, is on regular segments only, and which leaves groups marked `by_adam` to Adam."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options)
@@ -195,7 +202,50 @@ class _SGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        return _coupled_step(self, unwrap(torch.optim.SGD.step), closure)
+        return _coupled_step(self, _sgd_step, closure)
+
+
+def _sgd_step(optimizer: Optimizer) -> None:
+    groups = optimizer.param_groups
+    try:
+        optimizer.param_groups = [group for group in groups if not group.get("by_adam")]
+        unwrap(torch.optim.SGD.step)(optimizer)
+    finally:
+        optimizer.param_groups = groups
+    for group in groups:
+        if group.get("by_adam"):
+            _move_by_adam(optimizer, group)
+
+
+def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
+    """Adam's step at its defaults on one group of another optimizer, whose state it shares."""
+    params = [p for p in group["params"] if p.grad is not None]
+    for parameter in params:
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] |= {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    states = [optimizer.state[p] for p in params]
+    fused = all(p.device.type in ("cuda", "cpu") for p in params)
+    adam_step(
+        params,
+        [p.grad for p in params],  # type: ignore[misc]
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        foreach=False,
+        fused=fused,
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        lr=group["lr"],
+        weight_decay=0.0,
+        eps=1e-8,
+        maximize=False,
+    )
 
 
 def _coupled_step(optimizer: Optimizer, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
@@ -254,18 +304,32 @@ def sgd(
     momentum: float = 0.9,
     nesterov: bool = False,
     fused: bool | None = None,
+    log_var: LogVar = "same",
 ) -> torch.optim.SGD:
     """SGD with momentum and an L2 penalty on weights, never on biases, norms and log-variances."""
     _check(lr=lr, weight_decay=weight_decay, momentum=momentum)
-    kind = _SGD if weight_decay else torch.optim.SGD
-    groups = parameter_groups(model, weight_decay)
+    if nesterov and momentum == 0:
+        raise ValueError("An optimizer with Nesterov's momentum needs a momentum above 0.")
+    groups = _marked(parameter_groups(model, weight_decay), log_var)
+    kind = _SGD if weight_decay or log_var == "adam" else torch.optim.SGD
     return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=0.0, fused=_fused(model, fused))
 
 
-def lars(model: nn.Module, lr: float, weight_decay: float = 0.0, momentum: float = 0.9, eta: float = 1e-3) -> LARS:
+def lars(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    momentum: float = 0.9,
+    eta: float = 1e-3,
+    log_var: LogVar = "same",
+) -> LARS:
     """LARS over the layers' tensors, also where a posterior holds many of them in one."""
     _check(lr=lr, weight_decay=weight_decay, momentum=momentum, eta=eta)
-    return LARS(parameter_groups(model, weight_decay), lr, momentum, eta)
+    return LARS(_marked(parameter_groups(model, weight_decay), log_var), lr, momentum, eta)
+
+
+def _marked(groups: list[Group], log_var: LogVar) -> list[Group]:
+    return [group | {"by_adam": log_var == "adam" and group["role"] == "log_var"} for group in groups]
 
 
 def build_optimizer(
@@ -275,18 +339,23 @@ def build_optimizer(
     weight_decay: float = 0.0,
     *,
     momentum: float = 0.9,
+    nesterov: bool = False,
     eta: float = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
+    log_var: LogVar = "same",
 ) -> Optimizer:
-    """An optimizer by name: `adamw` and `adam` take `betas`, `sgd` and `lars` take `momentum`, `lars` takes `eta`."""
+    """An optimizer by name.
+
+    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`.
+    """
     if name == "adamw":
         return adamw(model, lr, weight_decay, betas)
     if name == "adam":
         return adam(model, lr, weight_decay, betas)
     if name == "sgd":
-        return sgd(model, lr, weight_decay, momentum)
+        return sgd(model, lr, weight_decay, momentum, nesterov, log_var=log_var)
     if name == "lars":
-        return lars(model, lr, weight_decay, momentum, eta)
+        return lars(model, lr, weight_decay, momentum, eta, log_var)
     raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
 
 

@@ -1,0 +1,98 @@
+"""BYOL and BYOV with ResNet-18 on CIFAR-10: settings chosen on held-out images, 200 epochs, probes, all shifts.
+
+python results/cifar10_resnet.py trial --root DIR      short runs on 45,000 images, read on the 5,000 held out
+python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on
+python results/cifar10_resnet.py read --root DIR       kNN and linear probes, then all shifts
+python results/cifar10_resnet.py                       prints what lies in results/cifar10
+
+Every step leaves out what is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from cifar10 import HALF, READ
+from digits import ROOT, byov, summarise
+
+TRIALS: dict[str, tuple[str, ...]] = {
+    "byol": (),
+    "14": ("posterior.log_var=-14",),
+    "13": ("posterior.log_var=-13",),
+    "12": ("posterior.log_var=-12",),
+}
+SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=2")
+"""The same recipe, a tenth as long."""
+OUT = ROOT / "results" / "cifar10"
+
+
+def trial(name: str, root: str) -> None:
+    """Train a short run and probe it on the images held out."""
+    out = OUT / f"resnet_trial_{name}.probe.json"
+    if not out.exists():
+        recipe = "byol" if name == "byol" else "byov"
+        run = f"runs/resnet_trial_{name}"
+        train(recipe, run, [*SHORT, *TRIALS[name], f"data.root={root}"])
+        samples = () if name == "byol" else ("--samples", "20")
+        byov("probe", run, "--root", root, "--split", "holdout", *samples, "--out", str(out))
+
+
+def train(recipe: str, run: str, settings: list[str]) -> None:
+    """Begin a run, or go on with it."""
+    file, words = ROOT / run / "checkpoint.safetensors", [word for s in settings for word in ("--set", s)]
+    byov("pretrain", f"recipes/cifar10_resnet_{recipe}.toml", "--run", run, *(["--resume"] * file.exists()), *words)
+
+
+def read(name: str, root: str) -> None:
+    """Both probes of a finished run on the test images; then its linear probe under every shift."""
+    run, out = f"runs/resnet_{name}", OUT / f"resnet_{name}"
+    if not out.with_suffix(".probe.json").exists():
+        byov("probe", run, "--root", root, "--samples", "20", "--out", str(out.with_suffix(".probe.json")))
+    if not out.with_suffix(".json").exists():
+        byov("evaluate", run, "--root", root, *READ, *HALF, "--out", str(out.with_suffix(".json")))
+
+
+def show() -> None:
+    """What there is, in per cent."""
+    for path in sorted(OUT.glob("resnet_*.probe.json")):
+        scores = json.loads(path.read_text())["scores"]
+        keys = [key for key in scores if key.endswith(("top1", "ece"))]
+        print(f"{path.name:32}", "  ".join(f"{key} {100 * scores[key]:.2f}" for key in keys))
+    for name in ("byol", "byov"):
+        if (path := OUT / f"resnet_{name}.json").exists():
+            numbers = summarise(json.loads(path.read_text()))
+            print(f"{path.name:32}", "  ".join(f"{key} {value:.4f}" for key, value in numbers.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("trial", "train", "read"))
+    parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
+    parser.add_argument("--only", default="", help="some of them, by commas")
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--set", action="append", default=[], help="of BYOV's recipe, such as posterior.log_var=-13")
+    words = parser.parse_args()
+    chosen = words.only.split(",") if words.only else [*TRIALS] if words.what == "trial" else ["byol", "byov"]
+    limit = [] if words.minutes is None else [f"train.minutes={words.minutes}"]
+    jobs = []
+    for name in chosen:
+        if words.what == "train":
+            own = words.set if name == "byov" else []
+            jobs.append(partial(train, name, f"runs/resnet_{name}", [f"data.root={words.root}", *limit, *own]))
+        elif words.what:
+            jobs.append(partial({"trial": trial, "read": read}[words.what], name, words.root))
+    with ThreadPoolExecutor(len(jobs) or 1) as pool:  # a GPU has room for several such runs
+        for done in [pool.submit(job) for job in jobs]:
+            try:
+                done.result()
+            except subprocess.CalledProcessError as error:
+                print(f"failed: {' '.join(map(str, error.cmd[3:]))}")
+    show()
+
+
+if __name__ == "__main__":
+    main()
