@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 
 from byov.device import choose_device
 from byov.reproduce.experiment import Context, discover
-from byov.reproduce.patching_runs import METHODS, folder, is_read, reading, seeds, trained
+from byov.reproduce.patching_runs import FEWER, METHODS, folder, is_read, reading, seeds, trained
 from byov.reproduce.results import run as execute
 from byov.train import checkpoint
 
@@ -71,9 +72,14 @@ def main() -> None:
 
 
 def tables(out: Path, context: Context) -> None:
-    """Write the tables and figures of the methods whose every seed is read; the others are left out of them."""
-    for method in [name for name in METHODS if not all(is_read(context, name, seed) for seed in seeds(context))]:
-        print(f"{METHODS.pop(method).label} is left out: it is not read.")
+    """Write the tables and figures of what is read: of some methods the first seeds only, and others not at all."""
+    for name, method in list(METHODS.items()):
+        read = len(list(takewhile(lambda seed, name=name: is_read(context, name, seed), seeds(context))))
+        if read == 0:
+            print(f"{METHODS.pop(name).label} is left out: it is not read.")
+        elif read < len(seeds(context)):
+            FEWER[name] = read
+            METHODS[name] = replace(method, label=f"{method.label} [{read} seed{'s' * (read > 1)}]")
     by_draws = {"table9": "emp", "table10": "ecmp", "table11": "dropout"}
     names = ["table4", "table5", "table6", "table7", "table8", "figure4", "figure5", "figure7"]
     names += [name for name, method in by_draws.items() if method in METHODS]

@@ -206,7 +206,7 @@ class _Predictor:
         return chunk
 
     def _graphed(self, batch: Running, draws: Draws) -> Tensor:
-        """What the next draw predicts; as a graph from the fourth draw on, if there can be one and it would be faster."""
+        """What the next draw predicts; as a graph from the fourth draw on, if there can be one and it pays."""
         if self.first_pass is not None:
             values = batch.forward.one(draws.next())
             # The device is still at the pass before, and the host has this one ready: it is not the host that is slow.
@@ -235,9 +235,9 @@ class _Predictor:
     def _race(self, running: list[Running], draws: Draws, most: int) -> int:
         """Time one draw, then a chunk of batched ones, on the first batch; the others take the faster.
 
-        Nothing is thrown away, since both give the same numbers. Making weights counts by the batch's share of it. On a
-        GPU there is no race where next to nothing of a pass is left to do: the host's time for it decides, batched draws
-        need it once, and to wait for the device would take as long as all of them.
+        Nothing is thrown away, since both give the same numbers. Making weights counts by the batch's share of it.
+        On a GPU there is no race where next to nothing of a pass is left to do: the host's time for it decides, batched
+        draws need it once, and to wait for the device would take as long as all of them.
         """
         first, *others = running
         if device_of(self.model).type == "cuda" and all(_saves_most(batch) for batch in running):

@@ -17,8 +17,8 @@ PLACE = "ResNet-18 on ImageNet-C"
 
 def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
     """CE by corruption, mCE and relative mCE of each seed, in per cent of the vanilla network of the same seed."""
-    each = []
-    for ours, theirs in zip(found[method], found["vanilla"], strict=True):
+    each, vanillas = [], found["vanilla"][: len(found[method])]  # a method may have fewer seeds, the first ones
+    for ours, theirs in zip(found[method], vanillas, strict=True):
         errors, vanilla = dict(ours["errors"]), dict(theirs["errors"])
         clean, vanilla_clean = errors.pop("clean")[0], vanilla.pop("clean")[0]
         try:
