@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 LABELS = {
-    "parameters": "parameters of the network",
+    "parameters": "parameters of the network, in millions",
     "batch": "batch",
     "draws": "draws of a prediction",
 }
@@ -53,7 +53,8 @@ def panel(ax: Axes, points: list[dict[str, Any]], unit: str) -> None:
     last = points[-1][unit][list(points[0][unit])[-1]]
     ax.plot(at, [last * x / at[-1] for x in at], color="#999999", linestyle=":", label="in proportion")
     ax.set(xscale="log", yscale="log")
-    ax.set_xticks(at, [f"{x / 1e6:.3g} M" if x >= 1e5 else str(x) for x in at])
+    ax.set_xticks(at, [f"{x / 1e6:.2g}" if x < 1e7 else f"{x / 1e6:.0f}" for x in at] if at[0] >= 1e5 else at)
+    ax.tick_params(axis="x", labelsize=8)
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     for axis in (ax.xaxis, ax.yaxis):
