@@ -7,7 +7,8 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
-from operator import is_, itemgetter
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def attributes_of(modules: list[nn.Module]) -> list[Any]:
 
 def unchanged(then: list[Any], now: list[Any]) -> bool:
     """Whether two lists of attributes are the same objects, or equal where they are plain values."""
-    return len(then) == len(now) and (all(map(is_, then, now)) or all(map(_same, then, now)))
+    others = compress(zip(then, now, strict=False), map(is_not, then, now))
+    return len(then) == len(now) and all(_same(*pair) for pair in others)
 
 
 def _same(now: Any, then: Any) -> bool:
