@@ -1,6 +1,7 @@
 """BYOL and BYOV on digits, three seeds each: pretrain, evaluate under shift, print the numbers of results/README.md.
 
-python results/digits.py        about ten minutes on one core; what is there already is not made again
+python results/digits.py            about ten minutes on one core; what is there already is not made again
+python results/digits.py --temper   the same runs, each reading with a temperature
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ def byov(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "byov", *words], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
-def make(name: str, seed: int) -> dict[str, float]:
+def make(name: str, seed: int, *more: str) -> dict[str, float]:
     """The numbers of one run, made where they are missing."""
-    run, out = f"runs/digits/{name}_{seed}", f"results/digits/{name}_seed{seed}.json"
+    run, out = f"runs/digits/{name}_{seed}", f"results/digits/{name}_seed{seed}{'.temper' * bool(more)}.json"
     if not (ROOT / out).exists():
         if not (ROOT / run).exists():
             byov("pretrain", f"recipes/digits_{name}.toml", "--run", run, "--set", f"train.seed={seed}")
-        byov("evaluate", run, "--shift", "augmentations", "--samples", "30", "--device", "cpu", "--out", out)
+        byov("evaluate", run, "--shift", "augmentations", "--samples", "30", "--device", "cpu", "--out", out, *more)
     return summarise(json.loads((ROOT / out).read_text()))
 
 
@@ -44,7 +45,8 @@ def summarise(result: dict) -> dict[str, float]:
 
 
 def main() -> None:
-    table = {name: [make(name, seed) for seed in SEEDS] for name in ("byol", "byov")}
+    more = [word for word in sys.argv[1:] if word == "--temper"]
+    table = {name: [make(name, seed, *more) for seed in SEEDS] for name in ("byol", "byov")}
     for name, runs in table.items():
         for key in runs[0]:
             values = [run[key] for run in runs]

@@ -175,6 +175,20 @@ def test_probe_prints_a_table_and_writes_the_numbers_with_their_protocol(call: A
     assert json.loads(out.read_text())["protocol"]["settings"]["seed"] == 5
 
 
+def test_probe_fits_temperatures_where_it_is_asked_to(call: Any, run: Path, tmp_path: Path) -> None:
+    saved = []
+    for more in ([], ["--temper"]):
+        out = tmp_path / f"{len(more)}.json"
+        assert call("probe", run, *PROBE, *more, "--out", out)[0] == 0
+        saved.append(json.loads(out.read_text()))
+    plain, warm = saved
+    assert plain["protocol"]["temperatures"] == {}
+    assert set(warm["protocol"]["temperatures"]) == {"at_mean", "under_draws"}
+    for name in ("linear", "linear_draws"):
+        assert warm["scores"][f"{name}/top1"] == plain["scores"][f"{name}/top1"]
+        assert warm["scores"][f"{name}/nll"] != plain["scores"][f"{name}/nll"]
+
+
 def test_probe_reads_the_part_that_was_held_out(run: Path) -> None:
     held = DataConfig(holdout=0.8).load("holdout")
     found = probe_run(run, "holdout", samples=0, k=1000, device="cpu")

@@ -23,6 +23,7 @@ from byov.metrics import functional as metrics
 from byov.prediction import Prediction
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import Probe, ProbeSettings
+from byov.ssl.temperature import EXAMPLES
 from byov.train import checkpoint
 from byov.train.config import load_config
 
@@ -285,6 +286,9 @@ def test_a_folder_is_resized_and_standardised_as_asked(monkeypatch, capsys, fold
     pictures(folder / "set", "train", 5, 3)
     pictures(folder / "set", "test", 5, 2)
     words = ["--data", "folder:set", "--image-size", 8, "--channels", 1, "--normalise", "--out", "r.json"]
+    status, _, err = command(monkeypatch, capsys, "python:some_nets:five", *words, "--temper")
+    assert status == 2
+    assert "--temper is for the probe" in err
     status, _, err = command(monkeypatch, capsys, "python:some_nets:five", *words)
     assert (status, err) == (0, "")
     saved = json.loads((folder / "r.json").read_text())
@@ -344,6 +348,14 @@ def test_a_run_is_read_by_a_probe_on_its_own_encoder(monkeypatch, capsys, folder
     assert Probed(probe).posterior
     file = run_folder / "checkpoint.safetensors"
     assert digest(subject(str(file), Reading(samples=3)).weights) == digest(module)
+    warm = [*words[:-1], "warm.json", "--temper"]
+    assert command(monkeypatch, capsys, run_folder, *warm)[0] == 0
+    tempered = json.loads((folder / "warm.json").read_text())
+    assert tempered["protocol"]["model"]["probe"]["temper"] == EXAMPLES
+    for reading in ("at_mean", "under_draws"):
+        one, other = saved["rows"][0][reading], tempered["rows"][0][reading]
+        assert one["top1"] == other["top1"]
+        assert one["nll"] != other["nll"]
     for more, message in (
         (["--strategy", "vmap"], "its strategy is loop"),
         (["--image-size", 32], "1 channels and 8 pixels"),

@@ -42,6 +42,9 @@ def command(
         int | None, typer.Option(help="Fit a probe on this many training images.", show_default=False)
     ] = None,
     fit_samples: Annotated[int, typer.Option(help="Posterior draws that a probe is fitted under.")] = 8,
+    temper: Annotated[
+        bool, typer.Option("--temper", help="Fit a temperature for a probe, at μ and under draws.")
+    ] = False,
     image_size: Annotated[
         int | None, typer.Option(help="Resize the images for an entry point's network.", show_default=False)
     ] = None,
@@ -84,8 +87,10 @@ def command(
     if out.is_dir():
         raise ValueError(f"{out} is a folder: --out takes the name of a file.")
     place = choose_device(device)
-    reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place, precision)  # type: ignore[arg-type]
+    reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place, precision, temper)  # type: ignore[arg-type]
     found = subject(model, reading)
+    if temper and found.kind != "pretrain":
+        raise ValueError("--temper is for the probe that a pretraining run is read with; this is a classifier.")
     name = data or found.data
     if name is None:
         raise ValueError("Say which images to evaluate on: --data NAME.")

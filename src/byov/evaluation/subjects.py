@@ -20,6 +20,7 @@ from byov.ssl import pretrain
 from byov.ssl.byol import BYOL
 from byov.ssl.features import Encoder
 from byov.ssl.probe import Probe, ProbeSettings
+from byov.ssl.temperature import EXAMPLES
 from byov.train import checkpoint, supervised
 
 Precision = Literal["32-true", "bf16-mixed"]
@@ -40,6 +41,8 @@ class Reading:
     device: torch.device | str = "cpu"
     precision: Precision = "32-true"
     """Of the network; probes and probabilities are float32 either way."""
+    temper: bool = False
+    """Fit a temperature for a probe's probabilities."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -119,7 +122,8 @@ class Pretrained:
         assert train is not None
         r = self.reading
         # Of the neighbours nothing is read, but there must not be fewer images than they.
-        return ProbeSettings(k=min(200, len(train)), draws_fit=r.fit_samples, draws_read=r.samples, seed=r.seed)
+        k, temper = min(200, len(train)), EXAMPLES if r.temper else 0
+        return ProbeSettings(k=k, draws_fit=r.fit_samples, draws_read=r.samples, seed=r.seed, temper=temper)
 
     def _normalised(self) -> dict[str, Any]:
         return {"mean": self.module.views.mean, "std": self.module.views.std}

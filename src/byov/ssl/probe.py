@@ -16,12 +16,13 @@ from torch import Generator, Tensor, nn
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, brier_decomposition, brier_score, calibration_error, nll
 from byov.posterior.random import stream
-from byov.prediction.result import Moments, Prediction
+from byov.prediction.result import Moments, Prediction, entropy
 from byov.ssl.features import Encoder, Options, feature_draws, features, grouped_draws
 from byov.ssl.knn import KNN
-from byov.ssl.linear import L2, linear_probe
+from byov.ssl.linear import L2, LinearProbe, linear_probe
+from byov.ssl.temperature import fit_temperature, tempered
 
-FIT, READ = 0, 1  # the streams of random numbers that draws come from
+FIT, READ, TEMPER = 0, 1, 2  # the streams of random numbers that draws come from
 
 
 class Head(Protocol):
@@ -43,6 +44,8 @@ class ProbeSettings:
         draws_fit: how often a head that will be read under draws sees each example, every time under another draw.
         groups: how many groups of examples have draws of their own then, `draws_fit` × `groups` draws in all.
         draws_read: how many draws it is read under; 0 leaves draws out.
+        temper: how many training examples the linear head's temperature is fitted on, at μ and under draws; 0 leaves
+            it at 1. See `byov.ssl.temperature`.
         bins: of the calibration error.
         seed: of the held-out part and of the draws.
     """
@@ -55,6 +58,7 @@ class ProbeSettings:
     draws_fit: int = 8
     groups: int = 10
     draws_read: int = 30
+    temper: int = 0
     bins: int = 15
     seed: int = 0
 
@@ -89,6 +93,7 @@ class Probe:
         model: what `Encoder.of` takes.
         at_mean: the heads by name, fitted on features at μ.
         under_draws: those fitted on features under draws, if the encoder has a posterior.
+        temperatures: of the linear head's probabilities "at_mean" and "under_draws", where they are not 1.
         seed: of the draws that `predict` reads under; they are the same at every call.
         options: how images are handed to the encoder; see `byov.ssl.features.extract`.
     """
@@ -99,11 +104,12 @@ class Probe:
         at_mean: Mapping[str, Head],
         under_draws: Mapping[str, Head] | None = None,
         seed: int = 0,
+        temperatures: Mapping[str, float] | None = None,
         **options: Unpack[Options],
     ) -> None:
         self.encoder = Encoder.of(model)
         self.at_mean, self.under_draws = dict(at_mean), dict(under_draws or {})
-        self.seed, self.options = seed, options
+        self.seed, self.temperatures, self.options = seed, dict(temperatures or {}), options
 
     @classmethod
     def fit(
@@ -118,14 +124,40 @@ class Probe:
         """Fit heads at μ, and for an encoder with a posterior also under draws; see `grouped_draws`."""
         s = settings or ProbeSettings()
         encoder = Encoder.of(model)
-        at_mean = fit_heads(features(encoder, images, **options), labels, classes, s)
-        under_draws = None
-        if encoder.posterior is not None and s.draws_read:
-            generator = _generator(encoder, s.seed, FIT)
-            groups = min(s.groups, len(images))
-            drawn = grouped_draws(encoder, images, s.draws_fit, groups, generator, **options)
-            under_draws = fit_heads(drawn, labels, classes, s, torch.arange(len(images)) % groups)
-        return cls(encoder, at_mean, under_draws, s.seed, **options)
+        at_mean = features(encoder, images, **options)
+        probe = cls(encoder, fit_heads(at_mean, labels, classes, s), None, s.seed, **options)
+        halves = torch.arange(len(images)) % 2
+        if s.temper:
+            probe.temperatures["at_mean"] = probe._fit_temperature(images, labels, at_mean[None], halves, None, s)
+        if encoder.posterior is None or not s.draws_read:
+            return probe
+        groups = min(s.groups, len(images))
+        group = torch.arange(len(images)) % groups
+        drawn = grouped_draws(encoder, images, s.draws_fit, groups, _generator(encoder, s.seed, FIT), **options)
+        probe.under_draws = fit_heads(drawn, labels, classes, s, group)
+        if s.temper:
+            halves = group % 2
+            probe.temperatures["under_draws"] = probe._fit_temperature(images, labels, drawn, halves, s.draws_read, s)
+        return probe
+
+    def _fit_temperature(
+        self, images: Tensor, labels: Tensor, fitted: Tensor, halves: Tensor, draws: int | None, s: ProbeSettings
+    ) -> float:
+        """Of the linear head's probabilities, at μ or under draws: each half of the examples is read by a head that was
+        fitted, at the strength that was chosen for all, on what is `fitted` (S, N, D) of the other half."""
+        linear = (self.at_mean if draws is None else self.under_draws)["linear"]
+        assert isinstance(linear, LinearProbe)
+        fit = {"l2": linear.l2, "max_iter": s.max_iter, "classes": len(linear.bias)}
+        probs, truth = [], []
+        for half in range(2):
+            here, there = (halves == half).nonzero()[:, 0], (halves != half).nonzero()[:, 0]
+            features = fitted[:, there.to(fitted.device)]
+            head = linear_probe(features, labels[there.to(labels.device)].to(fitted.device), **fit)  # type: ignore[arg-type]
+            here = here[: max(1, s.temper // 2)]
+            read = self._predict(images[here.to(images.device)], draws, {"half": head}, TEMPER)["half"].mean
+            probs.append(read)
+            truth.append(labels[here.to(labels.device)].to(read.device))
+        return fit_temperature(torch.cat(probs), torch.cat(truth))
 
     def predict(self, images: Tensor, draws: int | None = None, head: str = "linear") -> Prediction:
         """What one head predicts; `.mean` holds the probabilities (N, C). See `predict_heads`."""
@@ -147,20 +179,40 @@ class Probe:
             )
         return self._predict(images, draws, self.at_mean if draws is None else self.under_draws)
 
-    def _predict(self, images: Tensor, draws: int | None, heads: Mapping[str, Head]) -> dict[str, Prediction]:
+    def _predict(
+        self, images: Tensor, draws: int | None, heads: Mapping[str, Head], of: int = READ
+    ) -> dict[str, Prediction]:
         if draws is None:
             each = iter([features(self.encoder, images, **self.options)])
         else:
-            generator = _generator(self.encoder, self.seed, READ)
+            generator = _generator(self.encoder, self.seed, of)
             each = feature_draws(self.encoder, images, draws, generator, **self.options)
         moments = {name: Moments("classification") for name in heads}
         for x in each:
             for name, head in heads.items():
                 moments[name].update(head.probabilities(x)[None])
+        found = {name: moment.result(None) for name, moment in moments.items()}
+        temperature = self.temperatures.get("at_mean" if draws is None else "under_draws", 1.0)
+        if "linear" in found and temperature != 1.0:
+            found["linear"] = _tempered(found["linear"], temperature)
         return {
-            name: Prediction(**moment.result(None), samples=moment.count, strategy="loop")  # type: ignore[arg-type]
-            for name, moment in moments.items()
+            name: Prediction(**fields, samples=moments[name].count, strategy="loop")  # type: ignore[arg-type]
+            for name, fields in found.items()
         }
+
+
+def _tempered(fields: dict[str, Tensor | None], temperature: float) -> dict[str, Tensor | None]:
+    """The mean at a temperature. How much draws disagree is left as it is; the rest of the entropy is aleatoric."""
+    mean = tempered(fields["mean"], temperature)  # type: ignore[arg-type]
+    total = entropy(mean)
+    epistemic = torch.minimum(fields["mutual_information"], total)  # type: ignore[arg-type, type-var]
+    return {
+        **fields,
+        "mean": mean,
+        "entropy": total,
+        "expected_entropy": total - epistemic,
+        "mutual_information": epistemic,
+    }
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def probe_run(
     root: str | None = None,
     device: str = "auto",
     data: str | None = None,
+    temper: int = 0,
 ) -> ProbedRun:
     """Fit probes on the training images of a set, by default the run's own, and read them on another split of it."""
     place = choose_device(device)
@@ -47,7 +48,8 @@ def probe_run(
         _, like = reopen(run, "pretrain")
         train, test = (labelled(data, part, root, like.channels, like.image_size) for part in ("train", split))
     check_classes(train, test, split)
-    settings = ProbeSettings(k=min(k, max(1, len(train) // 10)), draws_fit=fit_samples, draws_read=samples, seed=seed)
+    k = min(k, max(1, len(train) // 10))
+    settings = ProbeSettings(k=k, draws_fit=fit_samples, draws_read=samples, seed=seed, temper=temper)
     options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "device": place}
     result = evaluate_probe(module, train.to(place), test.to(place), settings, **options)
     protocol = {
@@ -56,6 +58,7 @@ def probe_run(
         "settings": asdict(settings),
         "train": {"name": train.name, "digest": train.digest, "images": len(train)},
         "test": {"name": test.name, "digest": test.digest, "images": len(test)},
+        "temperatures": result.probe.temperatures,
         "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
         "torch": str(torch.__version__),
     }
