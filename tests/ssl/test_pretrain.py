@@ -353,9 +353,9 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gaussian", "none"])
-def test_two_processes_equal_one(tmp_path: Path, family: str) -> None:
-    """Half the batch each, one draw for both, synchronised BatchNorm: three steps of the same run."""
+@pytest.mark.parametrize(("family", "compiled"), [("gaussian", False), ("none", False), ("gaussian", True)])
+def test_two_processes_equal_one(tmp_path: Path, family: str, compiled: bool) -> None:
+    """Half the batch each, one draw for both, synchronised BatchNorm: three steps of the same run, compiled or not."""
     changes = [
         f"posterior.family={family}",
         "posterior.shared_draw=true",
@@ -369,7 +369,8 @@ def test_two_processes_equal_one(tmp_path: Path, family: str) -> None:
         "data.holdout=0.78",
     ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--"]
-    command += [str(BYOV_COMMAND), *arguments(tmp_path / "two", *changes, "train.devices=auto")]
+    two = [*changes, "train.devices=auto", f"train.compile={str(compiled).lower()}"]
+    command += [str(BYOV_COMMAND), *arguments(tmp_path / "two", *two)]
     subprocess.run(command, cwd=HERE, env=environment(), check=True, timeout=300)
     torch.manual_seed(0)
     initial = build(recipe(*changes), recipe(*changes).data.load(), 1, torch.device("cpu")).state_dict()
