@@ -1,8 +1,8 @@
 """BYOL and BYOV with ResNet-18 on CIFAR-10: settings chosen on held-out images, 200 epochs, probes, all shifts.
 
 python results/cifar10_resnet.py trial --root DIR      short runs on 45,000 images, read on the 5,000 held out
-python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on
-python results/cifar10_resnet.py read --root DIR       kNN and linear probes, then all shifts
+python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on; what is finished
+                                                       is read at once: kNN and linear probes, then all shifts
 python results/cifar10_resnet.py                       prints what lies in results/cifar10
 
 Every step leaves out what is there already.
@@ -18,6 +18,8 @@ from functools import partial
 
 from cifar10 import HALF, READ
 from digits import ROOT, byov, summarise
+
+from byov.train import checkpoint
 
 TRIALS: dict[str, tuple[str, ...]] = {
     "byol": (),
@@ -49,6 +51,14 @@ def train(recipe: str, run: str, settings: list[str]) -> None:
     byov("pretrain", f"recipes/cifar10_resnet_{recipe}.toml", "--run", run, *(["--resume"] * file.exists()), *words)
 
 
+def train_and_read(name: str, root: str, settings: list[str]) -> None:
+    """A run as far as its time goes; read in the same call when it is finished, for a lent machine may go away."""
+    train(name, f"runs/resnet_{name}", settings)
+    state = checkpoint.peek(ROOT / f"runs/resnet_{name}" / "checkpoint.safetensors")
+    if state["step"] == state["total"]:
+        read(name, root)
+
+
 def read(name: str, root: str) -> None:
     """Both probes of a finished run on the test images; then its linear probe under every shift."""
     run, out = f"runs/resnet_{name}", OUT / f"resnet_{name}"
@@ -72,7 +82,7 @@ def show() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("trial", "train", "read"))
+    parser.add_argument("what", nargs="?", choices=("trial", "train"))
     parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
     parser.add_argument("--only", default="", help="some of them, by commas")
     parser.add_argument("--minutes", type=float)
@@ -84,9 +94,9 @@ def main() -> None:
     for name in chosen:
         if words.what == "train":
             own = words.set if name == "byov" else []
-            jobs.append(partial(train, name, f"runs/resnet_{name}", [*ANCHOR, f"data.root={words.root}", *limit, *own]))
-        elif words.what:
-            jobs.append(partial({"trial": trial, "read": read}[words.what], name, words.root))
+            jobs.append(partial(train_and_read, name, words.root, [*ANCHOR, f"data.root={words.root}", *limit, *own]))
+        elif words.what == "trial":
+            jobs.append(partial(trial, name, words.root))
     with ThreadPoolExecutor(len(jobs) or 1) as pool:  # a GPU has room for several such runs
         for done in [pool.submit(job) for job in jobs]:
             try:

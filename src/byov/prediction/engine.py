@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws, Weights
-from byov.prediction.graphed import ENOUGH, Graphed, finished
+from byov.prediction.graphed import ENOUGH, LOOK, Graphed, finished
 from byov.prediction.inputs import Batch, compiled, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
@@ -123,7 +123,7 @@ class _Predictor:
         )
         self.graph: Graphed | None = None
         self.graph_of: Running | None = None
-        self.first_pass: torch.cuda.Event | None = None
+        self.eager = 0
         # With one pass in all there is none after it that could use what it leaves behind.
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())
 
@@ -177,8 +177,6 @@ class _Predictor:
         for x in batches:
             batch = Running(self.model, x, *self.settings, watch=self.watch)
             batch.take(batch.forward.one(weights))
-            if self.graphs and self.first_pass is None:
-                self.first_pass = finished(self.model)
             window.append(batch)
             advance(1 / self.samples)
             if full(window):
@@ -206,11 +204,13 @@ class _Predictor:
         return chunk
 
     def _graphed(self, batch: Running, draws: Draws) -> Tensor:
-        """What the next draw predicts; as a graph from the fourth draw on, if there can be one and it pays."""
-        if self.first_pass is not None:
+        """What the next draw predicts; after a few as a graph, if there can be one and it pays."""
+        if self.eager < LOOK:
+            before = finished(self.model)
             values = batch.forward.one(draws.next())
-            # The device is still at the pass before, and the host has this one ready: it is not the host that is slow.
-            self.graphs, self.first_pass = self.first_pass.query(), None
+            self.eager += 1
+            if self.eager == LOOK:  # still at the draw before, with this one ready: it is not the host that is slow
+                self.graphs = before.query()
             return values
         if self.graph is None:
             values, self.graph = Graphed.capture(draws, batch.forward)

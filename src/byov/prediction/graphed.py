@@ -1,7 +1,7 @@
 """A draw and its pass as one CUDA graph.
 
 A network of a hundred small layers keeps a GPU waiting for the host, and a draw adds to what the host has to do. Where
-every parameter is random all passes are alike but for the noise: three are made as they come, one is captured, and the
+every parameter is random all passes are alike but for the noise: a few are made as they come, one is captured, and the
 others are launched as a whole. Not where the device has more to do than the host: capturing would only cost time.
 """
 
@@ -22,8 +22,12 @@ from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of
 from byov.prediction.state import attributes_of, modules_of, random_state, same_state, set_torch_state, unchanged
 
-ENOUGH = 8
+ENOUGH = 10
 """Draws from which capturing one pays: it takes the host about two passes."""
+
+LOOK = 3
+"""Draws, after the first, until one sees who is slow. Both start at the same time: a device that needs a third more
+than the host for each is behind by more than a draw after so many."""
 
 
 class Graphed:
