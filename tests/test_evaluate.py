@@ -288,7 +288,7 @@ def test_a_folder_is_resized_and_standardised_as_asked(monkeypatch, capsys, fold
     words = ["--data", "folder:set", "--image-size", 8, "--channels", 1, "--normalise", "--out", "r.json"]
     status, _, err = command(monkeypatch, capsys, "python:some_nets:five", *words, "--temper")
     assert status == 2
-    assert "--temper is for the probe" in err
+    assert "A temperature is for the probe" in err
     status, _, err = command(monkeypatch, capsys, "python:some_nets:five", *words)
     assert (status, err) == (0, "")
     saved = json.loads((folder / "r.json").read_text())

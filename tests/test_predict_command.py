@@ -133,6 +133,14 @@ def test_a_probe_predicts_for_a_pretraining_run(runs: Path, call: Call, tmp_path
     for words, says in ((("--tolerance", 0.1), "leave out --tolerance"), (("--strategy", "vmap"), "loop, not vmap")):
         status, _, err = call(runs / "byov", "digits", *words)
         assert (status, says in err) == (2, True)
+    warm = tmp_path / "warm.npz"
+    assert call(runs / "byov", "digits", "--samples", 3, "--fit-samples", 1, "--temper", "--out", warm)[0] == 0
+    with np.load(tmp_path / "p.npz") as plain, np.load(warm) as tempered:
+        np.testing.assert_array_equal(plain["predicted"], tempered["predicted"])
+        assert not np.allclose(plain["confidence"], tempered["confidence"], atol=1e-4)
+        parts = tempered["expected_entropy"] + tempered["mutual_information"]
+        np.testing.assert_allclose(tempered["entropy"], parts, atol=1e-5)
+    assert call(runs / "bbb", "digits", "--temper", "--out", tmp_path / "none.npz")[0] == 2
 
 
 def test_a_folder_of_images_gives_file_names(runs: Path, call: Call, pictures: Path, tmp_path: Path) -> None:

@@ -89,8 +89,6 @@ def command(
     place = choose_device(device)
     reading = Reading(samples, strategy, seed, fit_samples, normalise, batch_size, place, precision, temper)  # type: ignore[arg-type]
     found = subject(model, reading)
-    if temper and found.kind != "pretrain":
-        raise ValueError("--temper is for the probe that a pretraining run is read with; this is a classifier.")
     name = data or found.data
     if name is None:
         raise ValueError("Say which images to evaluate on: --data NAME.")

@@ -37,6 +37,7 @@ def command(
     root: Annotated[Path | None, typer.Option(help="The folder of the data sets.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="Of the draws, and of a probe.")] = 0,
     fit_samples: Annotated[int, typer.Option(help="Posterior draws that a probe is fitted under.")] = 8,
+    temper: Annotated[bool, typer.Option("--temper", help="Fit a temperature for a probe's probabilities.")] = False,
     image_size: Annotated[
         int | None, typer.Option(help="Resize the images for an entry point's network.", show_default=False)
     ] = None,
@@ -67,7 +68,7 @@ def command(
     if strategy not in ("auto", "loop", "vmap"):
         raise ValueError(f"A strategy is auto, loop or vmap, not {strategy!r}.")
     place = choose_device(device)
-    reading = Reading(samples, "loop", seed, fit_samples, batch_size=batch_size, device=place)
+    reading = Reading(samples, "loop", seed, fit_samples, batch_size=batch_size, device=place, temper=temper)
     found = subject(model, reading)
     if found.shape is not None:
         if channels not in (None, found.shape[0]) or image_size not in (None, found.shape[1]):
@@ -85,6 +86,7 @@ def command(
         "strategy": strategy,
         "seed": seed,
         "fit_samples": fit_samples if found.kind == "pretrain" else None,
+        "temper": temper,
         "device": place.type,
     }
     write(predictions, out, protocol)

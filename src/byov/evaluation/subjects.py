@@ -146,6 +146,10 @@ class Network:
         kind: str = "python",
         normalised: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> None:
+        if reading.temper:
+            raise ValueError(
+                "A temperature is for the probe that a pretraining run is read with; this is a classifier."
+            )
         self.weights, self.reading, self.kind, self.normalised = net.to(reading.device), reading, kind, normalised
 
     @property
