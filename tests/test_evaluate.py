@@ -352,6 +352,8 @@ def test_a_run_is_read_by_a_probe_on_its_own_encoder(monkeypatch, capsys, folder
     assert command(monkeypatch, capsys, run_folder, *warm)[0] == 0
     tempered = json.loads((folder / "warm.json").read_text())
     assert tempered["protocol"]["model"]["probe"]["temper"] == EXAMPLES
+    assert set(tempered["environment"]["temperatures"]) == {"at_mean", "under_draws"}
+    assert "temper" not in saved["protocol"]["model"]["probe"]  # as in files that are older than it
     for reading in ("at_mean", "under_draws"):
         one, other = saved["rows"][0][reading], tempered["rows"][0][reading]
         assert one["top1"] == other["top1"]

@@ -15,7 +15,7 @@ from torch import Generator, nn
 
 import byov
 from byov.reproduce import patching_reading, patching_runs
-from byov.reproduce.experiment import Context, Outcome, discover, plain
+from byov.reproduce.experiment import Context, Outcome, discover, plain, same_protocol
 from byov.reproduce.patching_calibration import curve
 from byov.reproduce.patching_corruption import corruption_errors
 from byov.reproduce.patching_figure3 import X, functions, steps
@@ -232,3 +232,25 @@ def test_compiled_passes_equal_plain_ones_and_serve_every_network_of_a_shape() -
                 compiled, plain = (patching_reading._under(model.net, flag)(tensors, x) for flag in (True, False))
                 torch.testing.assert_close(compiled, plain)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_reading_from_before_a_setting_has_its_default() -> None:
+    asked = {"seed": 0, "train.lr": 0.1, "train.nesterov": False}
+    defaults = {"train.nesterov": False, "train.lr": 1e-3, "elsewhere": 1}
+    assert same_protocol({"seed": 0, "train.lr": 0.1}, asked, defaults)
+    assert not same_protocol({"seed": 0, "train.lr": 0.1}, {**asked, "train.nesterov": True}, defaults)
+    assert not same_protocol({"seed": 0}, asked, defaults)  # that of another learning rate
+    assert not same_protocol({"seed": 0, "train.lr": 0.1}, asked)
+    assert not same_protocol(None, asked, defaults)
+
+
+def test_corruption_errors_are_of_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reading(error: float) -> dict[str, Any]:
+        return {"errors": {"clean": [error / 2], "fog": [error] * 5}}
+
+    found = {"vanilla": [reading(0.2), reading(0.3), reading(0.4)], "emp": [reading(0.1)]}
+    with pytest.raises(ValueError, match=r"^Corruption errors are by seed.*1 of EMP.* and 3 of the vanilla network\.$"):
+        corruption_errors(found, "emp")
+    monkeypatch.setitem(patching_runs.FEWER, "emp", 1)
+    (only,) = corruption_errors(found, "emp")
+    assert only["mCE"] == pytest.approx(50.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,7 @@ from torch import Generator, Tensor
 
 from byov.metrics.functional import nll
 from byov.ssl.probe import Probe, evaluate_probe
-from byov.ssl.temperature import RANGE, fit_temperature, tempered
+from byov.ssl.temperature import RANGE, fit_temperature, folds, tempered
 
 
 def drawn(temperature: float, n: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -48,8 +50,11 @@ def test_labels_that_are_all_right_or_all_wrong_do_not_ask_for_zero_or_infinity(
 
 
 def test_a_probe_is_tempered_at_mu_and_under_draws() -> None:
-    (train, test), settings = digits(), SETTINGS.__class__(**{**SETTINGS.__dict__, "temper": 400})
-    model = posterior(-7.0)
+    # Mixed: later digits are by other hands, for which a temperature is another one.
+    whole = torch.cat([part.images for part in digits()]), torch.cat([part.labels for part in digits()])  # type: ignore[misc]
+    order = torch.randperm(900, generator=Generator().manual_seed(1))
+    train, test = ((whole[0][at], whole[1][at]) for at in (order[:500], order[500:]))
+    settings, model = replace(SETTINGS, temper=400), posterior(-7.0)
     plain = evaluate_probe(model, train, test, SETTINGS, **NORMALISE)
     found = evaluate_probe(model, train, test, settings, **NORMALISE)
     assert plain.probe.temperatures == {}
@@ -69,8 +74,46 @@ def test_a_probe_is_tempered_at_mu_and_under_draws() -> None:
 
 
 def test_a_plain_encoder_has_one_at_its_weights() -> None:
-    (train, test), settings = digits(), SETTINGS.__class__(**{**SETTINGS.__dict__, "temper": 50})
+    (train, test), settings = digits(), replace(SETTINGS, temper=50)
     assert train.labels is not None
     probe = Probe.fit(network(), train.images, train.labels, 10, settings, **NORMALISE)
     assert list(probe.temperatures) == ["at_mean"]
     assert probe.predict(test.images[:5]).mean.sum(1).tolist() == pytest.approx([1.0] * 5)
+
+
+def test_sorted_and_periodic_labels_give_the_same_as_mixed_ones() -> None:
+    """Examples are cut into folds at random, each class alike: the order of a data set says nothing."""
+    (train, _), found = digits(), []
+    assert train.labels is not None
+    by_class = train.labels.argsort(stable=True)
+    first = [by_class[train.labels[by_class] == c][:40] for c in range(10)]
+    for order in (torch.cat(first), torch.stack(first, 1).flatten()):  # 000…111…, 0123456789012…
+        settings = replace(SETTINGS, temper=100, l2=(1e-2,))
+        probe = Probe.fit(network(), train.images[order], train.labels[order], 10, settings, **NORMALISE)
+        found.append(probe.temperatures["at_mean"])
+    assert found[0] == pytest.approx(found[1], rel=0.3)
+    assert all(1.1 / RANGE < temperature < 0.9 * RANGE for temperature in found)
+
+
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=6), st.integers(2, 7), st.integers(0, 99))
+def test_folds_have_their_share_of_every_class(sizes: list[int], count: int, seed: int) -> None:
+    labels = torch.cat([torch.full((size,), c) for c, size in enumerate(sizes)])
+    fold = folds(labels, count, seed)
+    used = min(count, *sizes, 99)
+    assert set(fold.tolist()) == set(range(used))
+    for c, size in enumerate(sizes):
+        shares = fold[labels == c].bincount(minlength=used)
+        assert shares.sum() == size
+        assert shares.max() - shares.min() <= 1
+
+
+def test_a_class_of_one_example_leaves_it_at_one() -> None:
+    (train, _) = digits()
+    assert train.labels is not None
+    few = torch.cat([(train.labels == 0).nonzero()[:30, 0], (train.labels == 1).nonzero()[:1, 0]])
+    settings = replace(SETTINGS, k=2, temper=9, l2=(1e-2,))
+    with pytest.warns(UserWarning, match="single example"):
+        probe = Probe.fit(network(), train.images[few], train.labels[few], 10, settings, **NORMALISE)
+    assert probe.temperatures == {"at_mean": 1.0}
+    with pytest.raises(ValueError, match=r"^A temperature is fitted on 0 examples or more, not -1\.$"):
+        replace(SETTINGS, temper=-1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 import byov
 from byov.train import checkpoint
@@ -281,6 +282,23 @@ def test_resume_is_equal_to_the_bit(name: Any, wd: float, tmp_path: Path) -> Non
         assert torch.equal(second.state_dict()[key], value), key
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a state is loaded onto the CPU, and used on a GPU")
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_a_loaded_state_goes_on_on_a_gpu(name: Any) -> None:
+    models = [byov.bayesianize(made(0, torch.float32).cuda(), byov.Gaussian(-4.0)) for _ in range(2)]
+    optimizers = [build_optimizer(name, model, 0.05, 0.1, log_var="adam") for model in models]
+    data = [(x.cuda(), y.cuda()) for x, y in batches(4, torch.float32)]
+    for k in range(4):
+        if k == 2:
+            state = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, optimizers[0].state_dict())
+            optimizers[0] = build_optimizer(name, models[0], 0.05, 0.1, log_var="adam")
+            optimizers[0].load_state_dict(state)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            torch.manual_seed(k)
+            train(model, optimizer, data[k : k + 1])
+    assert torch.equal(*(model.q[0].log_var for model in models))  # type: ignore[arg-type]
+
+
 def test_without_decay_the_builders_give_torchs_own() -> None:
     net = made()
     kinds = [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD]
@@ -333,6 +351,8 @@ def test_a_copied_optimizer_keeps_its_segments() -> None:
         lambda net: build_optimizer("sgd", net, 0.1, float("nan")),
         lambda net: build_optimizer("sgd", net, 0.1, momentum=-1.0),
         lambda net: lars(net, 0.1, eta=-1.0),
+        lambda net: lars(net, 0.1, log_var="Adam"),  # type: ignore[arg-type]
+        lambda net: sgd(net, 0.1, momentum=0.0, nesterov=True),
         lambda net: LARS(net.parameters(), lr=float("inf")),
     ],
 )

@@ -203,6 +203,8 @@ def _run(
     with Progress(*columns, *times, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("fitting the probe" if train is not None else "evaluating", total=len(missing))
         predictor = found.predictor(train)
+        if reading.temper:
+            environment["temperatures"] = predictor.probe.temperatures  # type: ignore[attr-defined]
         bar.update(task, description="evaluating")
 
         def report(row: Row) -> None:

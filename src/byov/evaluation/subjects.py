@@ -103,7 +103,10 @@ class Pretrained:
         return Encoder.of(self.module).posterior is not None
 
     def about(self, train: ImageSet | None) -> dict[str, Any]:
-        return {"probe": {**asdict(self._settings(train)), "head": "linear"}, **self._normalised()}
+        settings = asdict(self._settings(train))
+        if not settings["temper"]:  # which is what files say that are older than it
+            del settings["temper"]
+        return {"probe": {**settings, "head": "linear"}, **self._normalised()}
 
     def check(self, data: ImageSet) -> None:
         """Whatever the classes: the probe learns them."""
@@ -147,9 +150,7 @@ class Network:
         normalised: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> None:
         if reading.temper:
-            raise ValueError(
-                "A temperature is for the probe that a pretraining run is read with; this is a classifier."
-            )
+            raise ValueError("A temperature is for the probe of a pretraining run; this is a classifier.")
         self.weights, self.reading, self.kind, self.normalised = net.to(reading.device), reading, kind, normalised
 
     @property

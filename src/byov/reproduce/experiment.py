@@ -57,17 +57,32 @@ class Context:
     runs: tuple[Path, ...] = ()
     """Runs of the user's own to look at, in the place of those that the experiment would train."""
 
-    def kept(self, name: str, protocol: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """`make()`, or what it gave in an earlier run of the same protocol; a part of an interrupted experiment."""
+    def kept(
+        self,
+        name: str,
+        protocol: dict[str, Any],
+        make: Callable[[], dict[str, Any]],
+        defaults: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """`make()`, or what it gave in an earlier run of the same protocol; a part of an interrupted experiment.
+
+        A protocol from before there was a setting has that of `defaults`.
+        """
         path = self.out / "parts" / f"{name}.json"
         asked = plain({"seed": self.seed, "scale": self.scale, **protocol})
         if path.is_file():
             before = json.loads(path.read_text(encoding="utf-8"))
-            if before.get("protocol") == asked:
+            if same_protocol(before.get("protocol"), asked, defaults):
                 return before["result"]
         result = plain(make())
         write_json(path, {"protocol": asked, "result": result})
         return result
+
+
+def same_protocol(before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None) -> bool:
+    """Whether what was made under one protocol is what another asks for."""
+    known = {key: value for key, value in plain(defaults or {}).items() if key in asked}
+    return isinstance(before, dict) and known | before == asked
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from byov.metrics import functional as metrics
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 from byov.reproduce.patching_accuracy import Readings, about, spread
-from byov.reproduce.patching_runs import METHODS, readings
+from byov.reproduce.patching_runs import FEWER, METHODS, readings
 
 MCE = {"emp": 97.8, "emp_bn": 98.8, "ecmp": 99.5, "ecmp_bn": 99.8, "dropout": 100.0, "vanilla": 100.0}
 RELATIVE = {"emp": 97.4, "emp_bn": 99.0, "ecmp": 102.0, "ecmp_bn": 101.0, "dropout": 100.0, "vanilla": 100.0}
@@ -17,7 +17,11 @@ PLACE = "ResNet-18 on ImageNet-C"
 
 def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
     """CE by corruption, mCE and relative mCE of each seed, in per cent of the vanilla network of the same seed."""
-    each, vanillas = [], found["vanilla"][: len(found[method])]  # a method may have fewer seeds, the first ones
+    vanillas = found["vanilla"][: FEWER.get(method)]  # the first seeds are those that a method with fewer has
+    if len(vanillas) != len(found[method]):
+        counts = f"{len(found[method])} of {METHODS[method].label} and {len(vanillas)} of the vanilla network"
+        raise ValueError(f"Corruption errors are by seed, against the vanilla network of the same; here are {counts}.")
+    each = []
     for ours, theirs in zip(found[method], vanillas, strict=True):
         errors, vanilla = dict(ours["errors"]), dict(theirs["errors"])
         clean, vanilla_clean = errors.pop("clean")[0], vanilla.pop("clean")[0]

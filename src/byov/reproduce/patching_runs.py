@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from byov.device import choose_device
-from byov.reproduce.experiment import Context, Scale, plain
+from byov.reproduce.experiment import Context, Scale, plain, same_protocol
 from byov.reproduce.patching_reading import PROTOCOL, read
 from byov.train import checkpoint
 from byov.train.config import load_config, to_dict
@@ -133,7 +133,7 @@ def trained(context: Context, method: str, seed: int, minutes: float | None = No
         return run if start(wanted, run, False) else None
     state = checkpoint.peek(file)
     # A run from before there was a setting has its default.
-    now, before = _flat(to_dict(wanted)), _flat(to_dict(Supervised())) | _flat(state["recipe"]["config"])
+    now, before = _flat(to_dict(wanted)), _defaults() | _flat(state["recipe"]["config"])
     changed = [key for key in now if key not in PLACE and now[key] != before.get(key)]
     if changed:
         was = f"{changed[0]} = {before.get(changed[0])!r}, not {now[changed[0]]!r}"
@@ -153,7 +153,13 @@ def is_read(context: Context, method: str, seed: int) -> bool:
     """Whether there is a reading of that method and seed; its run may be gone."""
     path = folder(context) / "parts" / f"{method}_seed{seed}.json"
     asked = plain({"seed": seed, "scale": context.scale, **_asked(context, method, seed)})
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("protocol") == asked
+    if not path.is_file():
+        return False
+    return same_protocol(json.loads(path.read_text(encoding="utf-8")).get("protocol"), asked, _defaults())
+
+
+def _defaults() -> dict[str, Any]:
+    return _flat(to_dict(Supervised()))
 
 
 def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
         return read(run, context, METHODS[method].label)
 
     shared = replace(context, out=folder(context), seed=seed)
-    return shared.kept(f"{method}_seed{seed}", _asked(context, method, seed), make)
+    return shared.kept(f"{method}_seed{seed}", _asked(context, method, seed), make, _defaults())
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> dict[str, list[dict[str, Any]]]:

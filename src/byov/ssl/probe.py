@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol, Unpack
+from warnings import warn
 
 import torch
 from torch import Generator, Tensor, nn
@@ -20,7 +21,7 @@ from byov.prediction.result import Moments, Prediction, entropy
 from byov.ssl.features import Encoder, Options, feature_draws, features, grouped_draws
 from byov.ssl.knn import KNN
 from byov.ssl.linear import L2, LinearProbe, linear_probe
-from byov.ssl.temperature import fit_temperature, tempered
+from byov.ssl.temperature import FOLDS, fit_temperature, folds, tempered
 
 FIT, READ, TEMPER = 0, 1, 2  # the streams of random numbers that draws come from
 
@@ -66,6 +67,8 @@ class ProbeSettings:
         if self.draws_fit < 1 or self.draws_read < 0:
             given = f"draws_fit={self.draws_fit} and draws_read={self.draws_read}"
             raise ValueError(f"A probe is fitted under at least one draw and read under none or more, not {given}.")
+        if self.temper < 0:
+            raise ValueError(f"A temperature is fitted on 0 examples or more, not {self.temper}.")
         if self.groups < 2:
             raise ValueError(f"Examples are cut into at least two groups, one to choose on, not {self.groups}.")
 
@@ -126,9 +129,8 @@ class Probe:
         encoder = Encoder.of(model)
         at_mean = features(encoder, images, **options)
         probe = cls(encoder, fit_heads(at_mean, labels, classes, s), None, s.seed, **options)
-        halves = torch.arange(len(images)) % 2
         if s.temper:
-            probe.temperatures["at_mean"] = probe._fit_temperature(images, labels, at_mean[None], halves, None, s)
+            probe.temperatures["at_mean"] = probe._fit_temperature(images, labels, at_mean[None], None, s)
         if encoder.posterior is None or not s.draws_read:
             return probe
         groups = min(s.groups, len(images))
@@ -136,25 +138,32 @@ class Probe:
         drawn = grouped_draws(encoder, images, s.draws_fit, groups, _generator(encoder, s.seed, FIT), **options)
         probe.under_draws = fit_heads(drawn, labels, classes, s, group)
         if s.temper:
-            halves = group % 2
-            probe.temperatures["under_draws"] = probe._fit_temperature(images, labels, drawn, halves, s.draws_read, s)
+            probe.temperatures["under_draws"] = probe._fit_temperature(images, labels, drawn, s.draws_read, s)
         return probe
 
     def _fit_temperature(
-        self, images: Tensor, labels: Tensor, fitted: Tensor, halves: Tensor, draws: int | None, s: ProbeSettings
+        self, images: Tensor, labels: Tensor, fitted: Tensor, draws: int | None, s: ProbeSettings
     ) -> float:
-        """Of the linear head's probabilities, at μ or under draws: each half of the examples is read by a head that was
-        fitted, at the strength that was chosen for all, on what is `fitted` (S, N, D) of the other half."""
+        """Of the linear head's probabilities, at μ or under draws of their own.
+
+        Each fold of the examples is read by a head that was fitted on what is `fitted` (S, N, D) of the other folds, at
+        the strength that was chosen for all.
+        """
+        fold = folds(labels, FOLDS, s.seed)
+        count = int(fold.max()) + 1
+        if count < 2:
+            warn("A class has a single example, so no temperature can be fitted: it stays at 1.", stacklevel=4)
+            return 1.0
         linear = (self.at_mean if draws is None else self.under_draws)["linear"]
         assert isinstance(linear, LinearProbe)
         fit = {"l2": linear.l2, "max_iter": s.max_iter, "classes": len(linear.bias)}
+        order = torch.randperm(len(labels), generator=Generator().manual_seed(s.seed))  # a set may be sorted by class
         probs, truth = [], []
-        for half in range(2):
-            here, there = (halves == half).nonzero()[:, 0], (halves != half).nonzero()[:, 0]
-            features = fitted[:, there.to(fitted.device)]
-            head = linear_probe(features, labels[there.to(labels.device)].to(fitted.device), **fit)  # type: ignore[arg-type]
-            here = here[: max(1, s.temper // 2)]
-            read = self._predict(images[here.to(images.device)], draws, {"half": head}, TEMPER)["half"].mean
+        for held in range(count):
+            there = (fold != held).nonzero()[:, 0].to(fitted.device)
+            head = linear_probe(fitted[:, there], labels.to(fitted.device)[there], **fit)  # type: ignore[arg-type]
+            here = order[fold[order] == held][: max(1, s.temper // count)]
+            read = self._predict(images[here.to(images.device)], draws, {"held": head}, TEMPER)["held"].mean
             probs.append(read)
             truth.append(labels[here.to(labels.device)].to(read.device))
         return fit_temperature(torch.cat(probs), torch.cat(truth))

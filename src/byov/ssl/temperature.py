@@ -8,10 +8,14 @@ same for all images; of what draws add under shift it takes a part, too.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 RANGE = 4.0
 """T lies between 1/4 and 4: a few images that are all right, or all wrong, would ask for 0 or infinity."""
+
+FOLDS = 5
+"""Each is read by a head that was fitted on the others: of two, that head would be of half of the examples, and more
+overconfident than the one that is used."""
 
 EXAMPLES = 10_000
 """How many training examples it is fitted on, where there are as many."""
@@ -29,7 +33,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     """
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
         raise ValueError(f"A temperature needs probabilities (N, C) and labels (N,), not {tuple(probs.shape)}.")
-    logs = _logs(probs.double())
+    logs = _logs(probs).double()  # as `tempered` will have them: a zero is the smallest number of the dtype
     truth = logs.gather(1, labels.to(logs.device, torch.int64)[:, None]).mean()
     low, high = 1 / RANGE, RANGE
     for _ in range(50):
@@ -37,6 +41,17 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
         slope = ((middle * logs).softmax(1) * logs).sum(1).mean() - truth
         low, high = (middle, high) if slope < 0 else (low, middle)
     return 1 / middle
+
+
+def folds(labels: Tensor, count: int, seed: int) -> Tensor:
+    """A fold 0 … K−1 for each example, at random and each class alike in all; K is smaller where a class is."""
+    generator = Generator().manual_seed(seed)
+    found, labels = torch.empty(len(labels), dtype=torch.int64), labels.cpu()
+    count = min(count, int(labels.unique(return_counts=True)[1].min()))
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        found[members[torch.randperm(len(members), generator=generator)]] = torch.arange(len(members)) % count
+    return found
 
 
 def _logs(probs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from inspect import unwrap
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -223,11 +223,14 @@ def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
     for parameter in params:
         if not optimizer.state[parameter]:
             optimizer.state[parameter] |= {
-                "step": torch.zeros((), device=parameter.device),
+                "step": torch.zeros((), device=parameter.device, dtype=torch.float32),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
     states = [optimizer.state[p] for p in params]
+    for parameter, state in zip(params, states, strict=True):
+        # A loaded state has it where the file was read: torch moves it only for optimizers that it knows to be fused.
+        state["step"] = state["step"].to(parameter.device)
     fused = all(p.device.type in ("cuda", "cpu") for p in params)
     adam_step(
         params,
@@ -329,6 +332,8 @@ def lars(
 
 
 def _marked(groups: list[Group], log_var: LogVar) -> list[Group]:
+    if log_var not in get_args(LogVar):
+        raise ValueError(f"An optimizer's log_var is 'same' or 'adam', not {log_var!r}.")
     return [group | {"by_adam": log_var == "adam" and group["role"] == "log_var"} for group in groups]
 
 
