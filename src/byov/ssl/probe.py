@@ -214,7 +214,7 @@ def _tempered(fields: dict[str, Tensor | None], temperature: float) -> dict[str,
     """The mean at a temperature. How much draws disagree is left as it is; the rest of the entropy is aleatoric."""
     mean = tempered(fields["mean"], temperature)  # type: ignore[arg-type]
     total = entropy(mean)
-    epistemic = torch.minimum(fields["mutual_information"], total)  # type: ignore[arg-type, type-var]
+    epistemic = torch.minimum(fields["mutual_information"], total)  # type: ignore[arg-type]
     return {
         **fields,
         "mean": mean,

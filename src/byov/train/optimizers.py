@@ -234,7 +234,7 @@ def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
     fused = all(p.device.type in ("cuda", "cpu") for p in params)
     adam_step(
         params,
-        [p.grad for p in params],  # type: ignore[misc]
+        [p.grad for p in params],
         [state["exp_avg"] for state in states],
         [state["exp_avg_sq"] for state in states],
         [],
