@@ -22,7 +22,7 @@ def byov(*words: str) -> None:
 
 def make(name: str, seed: int, *more: str) -> dict[str, float]:
     """The numbers of one run, made where they are missing."""
-    run, out = f"runs/digits/{name}_{seed}", f"results/digits/{name}_seed{seed}{'.temper' * bool(more)}.json"
+    run, out = f"runs/digits/{name}_{seed}", f"results/digits/{'tempered/' * bool(more)}{name}_seed{seed}.json"
     if not (ROOT / out).exists():
         if not (ROOT / run).exists():
             byov("pretrain", f"recipes/digits_{name}.toml", "--run", run, "--set", f"train.seed={seed}")
