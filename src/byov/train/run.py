@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric import Fabric
 from rich.console import Console
 
@@ -64,6 +65,7 @@ def execute(
     `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data.
     """
     from_checkpoint = claim(run, recipe, resume)
+    alone = not (dist.is_available() and dist.is_initialized())
     fabric = make_fabric(recipe.train)
     torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
     data = recipe.data.load()
@@ -81,6 +83,10 @@ def execute(
     finished = loop.fit()
     if fabric.is_global_zero:
         Console(stderr=True).print(summary(loop, finished), markup=False, highlight=False)  # a path may hold brackets
+    if alone and dist.is_available() and dist.is_initialized():
+        # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
+        dist.barrier()
+        dist.destroy_process_group()
     return finished
 
 
