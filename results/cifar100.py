@@ -21,7 +21,7 @@ from time import monotonic
 
 from byov.device import choose_device
 from byov.reproduce.experiment import Context, discover
-from byov.reproduce.patching_runs import FEWER, METHODS, folder, is_read, reading, seeds, trained
+from byov.reproduce.patching_runs import COMMON, EPOCHS, FEWER, METHODS, folder, is_read, reading, seeds, trained
 from byov.reproduce.results import run as execute
 from byov.train import checkpoint
 
@@ -36,12 +36,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="")
+    parser.add_argument("--network", default="", help="another one than ResNet-18, such as pyramidnet110_a84")
+    parser.add_argument("--epochs", type=int, help="instead of the recipe's; both want an --out of their own")
     parser.add_argument("--scale", default="full", choices=("quick", "full"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--status", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--train-only", action="store_true")
     words = parser.parse_args()
+    if words.network:
+        others = [change for change in COMMON[words.scale] if not change.startswith("model.name=")]
+        COMMON[words.scale] = (*others, f"model.name={words.network}")
+    EPOCHS[words.scale] = words.epochs or EPOCHS[words.scale]
     device = str(choose_device(words.device))
     context = Context(words.out / "patching" / "table4", words.scale, device=device, root=words.root)
     chosen = [int(s) for s in words.seeds.split(",") if s] or list(seeds(context))

@@ -15,6 +15,7 @@ import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from cifar10 import HALF, READ
 from digits import ROOT, byov, summarise
@@ -27,8 +28,9 @@ TRIALS: dict[str, tuple[str, ...]] = {
     "13": ("posterior.log_var=-13",),
     "12": ("posterior.log_var=-12",),
 }
-ANCHOR = ("train.lr=0.015", "train.weight_decay=2e-3", "train.log_var_lr=0.1")
-"""The public anchor has a quarter of BYOL's loss: its rate and decay in BYOL's units; ρ still moves by 0.003 a step."""
+ANCHOR = ("train.lr=0.015", "train.weight_decay=2e-3", "train.decay=all", "train.log_var_lr=0.1")
+"""The public anchor has a quarter of BYOL's loss: its rate and decay in BYOL's units, of all parameters as torch's SGD has
+it; ρ still moves by 0.003 a step."""
 SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=2")
 """The same recipe, a tenth as long."""
 OUT = ROOT / "results" / "cifar10"
@@ -64,8 +66,16 @@ def read(name: str, root: str) -> None:
     run, out = f"runs/resnet_{name}", OUT / f"resnet_{name}"
     if not out.with_suffix(".probe.json").exists():
         byov("probe", run, "--root", root, "--samples", "20", "--out", str(out.with_suffix(".probe.json")))
-    if not out.with_suffix(".json").exists():
+    if not finished(out.with_suffix(".json")):  # one that was interrupted goes on where it stopped
         byov("evaluate", run, "--root", root, *READ, *HALF, "--out", str(out.with_suffix(".json")))
+    tempered = OUT / f"resnet_{name}_tempered.probe.json"
+    if not tempered.exists():
+        byov("probe", run, "--root", root, "--samples", "20", "--temper", "--out", str(tempered))
+
+
+def finished(path: Path) -> bool:
+    """Whether an evaluation has all of its rows."""
+    return path.exists() and json.loads(path.read_text())["finished"]
 
 
 def show() -> None:
@@ -75,7 +85,7 @@ def show() -> None:
         keys = [key for key in scores if key.endswith(("top1", "ece"))]
         print(f"{path.name:32}", "  ".join(f"{key} {100 * scores[key]:.2f}" for key in keys))
     for name in ("byol", "byov"):
-        if (path := OUT / f"resnet_{name}.json").exists():
+        if finished(path := OUT / f"resnet_{name}.json"):
             numbers = summarise(json.loads(path.read_text()))
             print(f"{path.name:32}", "  ".join(f"{key} {value:.4f}" for key, value in numbers.items()))
 

@@ -174,6 +174,26 @@ def test_decay_moves_weights_only_and_never_log_variances(name: Any) -> None:
         assert not p.grad.any(), "the gradient itself was changed"
 
 
+@pytest.mark.parametrize("posterior", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_decay_of_all_moves_biases_and_norms_as_torchs_own_does(name: Any, posterior: bool) -> None:
+    """Beside torch's optimizer on all of a plain network's parameters; a posterior's ρ stays where it is."""
+    net = made()
+    twin = copy.deepcopy(net)
+    model = byov.bayesianize(net, {"a.*": byov.Gaussian(), "b.*": byov.Gaussian()}) if posterior else net
+    before = [p.detach().clone() for k, p in model.named_parameters() if k.endswith("log_var")]
+    for p in [*model.parameters(), *twin.parameters()]:
+        p.grad = torch.zeros_like(p)
+    build_optimizer(name, model, 0.1, 0.2, momentum=0.0, decay="all").step()
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+    kind(twin.parameters(), lr=0.1, weight_decay=0.2).step()
+    found = (dict(model.net.named_parameters()) | model.mean()) if posterior else dict(net.named_parameters())
+    for k, p in twin.named_parameters():
+        torch.testing.assert_close(found[k].detach(), p.detach(), rtol=1e-6, atol=1e-6)
+    after = [p for k, p in model.named_parameters() if k.endswith("log_var")]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
 def test_each_component_of_an_ensemble_is_a_network_of_its_own() -> None:
     """LARS on K components moves each as LARS on K plain networks does."""
     nets = [nn.Linear(3, 2).double() for _ in range(2)]
@@ -353,6 +373,8 @@ def test_a_copied_optimizer_keeps_its_segments() -> None:
         lambda net: lars(net, 0.1, eta=-1.0),
         lambda net: lars(net, 0.1, log_var="Adam"),  # type: ignore[arg-type]
         lambda net: sgd(net, 0.1, momentum=0.0, nesterov=True),
+        lambda net: sgd(net, 0.1, decay="norms"),  # type: ignore[arg-type]
+        lambda net: build_optimizer("lars", net, 0.1, decay="all"),
         lambda net: LARS(net.parameters(), lr=float("inf")),
     ],
 )

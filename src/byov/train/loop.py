@@ -51,6 +51,8 @@ class TrainConfig:
     log_var_optimizer: Literal["same", "adam"] = "same"
     """What moves ρ: the `optimizer`, or beside `sgd` and `lars`, whose steps are too short for it, Adam."""
     weight_decay: float = 0.0
+    decay: Literal["weights", "all"] = "weights"
+    """What is decayed: weights, or biases and norms too, as plain SGD does it; never ρ, nor by `lars` more than weights."""
     momentum: float = 0.9
     nesterov: bool = False
     """Of `sgd`."""
@@ -157,6 +159,7 @@ class Loop:
             nesterov=config.nesterov,
             eta=config.eta,
             log_var=config.log_var_optimizer,
+            decay=config.decay,
         )
         # Graphs own the memory of the gradients, so there must be no second part that adds to them.
         self.graphs = (

@@ -1,6 +1,7 @@
 """Optimizers for networks and posteriors alike: a flat tensor is treated as the layers' tensors that it holds.
 
-BYOL and its kin exclude biases and norms from weight decay, and from LARS's adaptation. On a `BayesianModule` one flat
+BYOL and its kin exclude biases and norms from weight decay, and from LARS's adaptation; plain SGD's recipes decay them
+with the rest (`decay="all"`). On a `BayesianModule` one flat
 tensor holds weights, biases and norms of many layers, so every parameter comes with the *segments* it is made of, and
 which of them are *regular*, that is, not excluded. A log-variance is never decayed nor adapted: its zero means σ = 1,
 and nothing pulls it there but the KL. Its gradient is about σ times that of a weight, and differs as much between
@@ -27,16 +28,21 @@ from byov.posterior.select import norm_layers
 
 Name = Literal["adamw", "adam", "sgd", "lars"]
 LogVar = Literal["same", "adam"]
+Decay = Literal["weights", "all"]
 Group = dict[str, Any]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float = 0.0) -> list[Group]:
+def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay = "weights") -> list[Group]:
     """The trainable parameters in up to three groups: `weights`, `excluded` (biases and norms) and `log_var`.
+
+    With `decay="all"` biases and norms are among the `weights`.
 
     A flat tensor is among the `weights`, with its segments: `sizes` has for each parameter the lengths of its
     segments along the last dimension, or None for a parameter that is one whole; `regular` says of each segment
     whether it is decayed and adapted. Both are plain lists, so that they travel with the optimizer's state.
     """
+    if decay not in get_args(Decay):
+        raise ValueError(f"An optimizer's decay is of 'weights' or 'all', not {decay!r}.")
     nets = {factor: m.net for m in model.modules() if isinstance(m, BayesianModule) for factor in m.q}
     groups: dict[str, Group] = {
         "weights": {"params": [], "sizes": [], "regular": [], "decay": weight_decay},
@@ -57,7 +63,9 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0) -> list[Group]
             regular = [_regular(slot.name, nets[module].get_submodule(slot.layer), slot.shape) for slot in slots]
         else:
             sizes, regular = None, [_regular(name, module, tuple(parameter.shape))]
-            role = "weights" if regular[0] else "excluded"
+            role = "weights" if regular[0] or decay == "all" else "excluded"
+        if decay == "all":
+            sizes, regular = None, [True]
         groups[role]["params"].append(parameter)
         if role == "weights":
             groups[role]["sizes"].append(sizes)
@@ -280,11 +288,13 @@ def adamw(
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     fused: bool | None = None,
+    decay: Decay = "weights",
 ) -> torch.optim.AdamW:
-    """AdamW with decoupled decay of weights, never of biases, norms and log-variances."""
+    """AdamW with decoupled decay of weights, or of biases and norms too; never of log-variances."""
     _check(lr=lr, weight_decay=weight_decay)
     kind = _AdamW if weight_decay else torch.optim.AdamW
-    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
+    groups = parameter_groups(model, weight_decay, decay)
+    return kind(groups, lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
 
 
 def adam(
@@ -293,11 +303,13 @@ def adam(
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     fused: bool | None = None,
+    decay: Decay = "weights",
 ) -> torch.optim.Adam:
-    """Adam with an L2 penalty on weights, never on biases, norms and log-variances."""
+    """Adam with an L2 penalty on weights, or on biases and norms too; never on log-variances."""
     _check(lr=lr, weight_decay=weight_decay)
     kind = _Adam if weight_decay else torch.optim.Adam
-    return kind(parameter_groups(model, weight_decay), lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
+    groups = parameter_groups(model, weight_decay, decay)
+    return kind(groups, lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
 
 
 def sgd(
@@ -308,12 +320,13 @@ def sgd(
     nesterov: bool = False,
     fused: bool | None = None,
     log_var: LogVar = "same",
+    decay: Decay = "weights",
 ) -> torch.optim.SGD:
-    """SGD with momentum and an L2 penalty on weights, never on biases, norms and log-variances."""
+    """SGD with momentum and an L2 penalty on weights, or on biases and norms too; never on log-variances."""
     _check(lr=lr, weight_decay=weight_decay, momentum=momentum)
     if nesterov and momentum == 0:
         raise ValueError("An optimizer with Nesterov's momentum needs a momentum above 0.")
-    groups = _marked(parameter_groups(model, weight_decay), log_var)
+    groups = _marked(parameter_groups(model, weight_decay, decay), log_var)
     kind = _SGD if weight_decay or log_var == "adam" else torch.optim.SGD
     return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=0.0, fused=_fused(model, fused))
 
@@ -348,18 +361,22 @@ def build_optimizer(
     eta: float = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     log_var: LogVar = "same",
+    decay: Decay = "weights",
 ) -> Optimizer:
     """An optimizer by name.
 
-    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`.
+    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`; all but
+    `lars` take `decay`, for it decays what it adapts.
     """
     if name == "adamw":
-        return adamw(model, lr, weight_decay, betas)
+        return adamw(model, lr, weight_decay, betas, decay=decay)
     if name == "adam":
-        return adam(model, lr, weight_decay, betas)
+        return adam(model, lr, weight_decay, betas, decay=decay)
     if name == "sgd":
-        return sgd(model, lr, weight_decay, momentum, nesterov, log_var=log_var)
+        return sgd(model, lr, weight_decay, momentum, nesterov, log_var=log_var, decay=decay)
     if name == "lars":
+        if decay != "weights":
+            raise ValueError("An optimizer that decays 'all' is not LARS: it decays what it adapts, which is weights.")
         return lars(model, lr, weight_decay, momentum, eta, log_var)
     raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
 
