@@ -3,6 +3,7 @@
 python results/patches_small.py --root DATA family=none
 python results/patches_small.py --root DATA family=ecmp,on=norm+output,start=copy,spread=0.1,gain=5,apart=0.2
 python results/patches_small.py --root DATA --set train.optimizer=adam --set train.lr=1e-3 family=none,penalty=l2
+python results/patches_small.py --root DATA --network pyramidnet20_a48 family=none
 
 Each word holds the settings of `posterior` of one run (six minutes on one core). 10,000 images of CIFAR-100's training
 set are trained on, 2,500 others of it are read, under 20 draws; its test set is not looked at.
@@ -67,13 +68,14 @@ def main() -> None:
     parser.add_argument("--root", help="the folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/patches_small"))
     parser.add_argument("--epochs", type=int, default=36)
+    parser.add_argument("--network", default="python:patches_small:network", help="by name; the small ResNet")
     parser.add_argument("--trained", type=int, default=10_000, help="images to train on, of 10,000")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     words = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
     name, device = images(words.root, words.out, words.trained), torch.device("cpu")
-    common = ["model.name=python:patches_small:network", "augment=crop-flip", f"data.name={name}"]
+    common = [f"model.name={words.network}", "augment=crop-flip", f"data.name={name}"]
     common += [
         "posterior.points=true",
         "posterior.beta_schedule=constant",
@@ -84,6 +86,7 @@ def main() -> None:
     common += ["train.accelerator=cpu", "train.devices=1", f"train.epochs={words.epochs}"]
     for settings in words.settings:
         named = [settings.replace(",", "_"), f"epochs{words.epochs}", f"of{words.trained}"]
+        named += [] if words.network == parser.get_default("network") else [words.network]
         named += [change.partition("=")[0].rpartition(".")[2] + change.partition("=")[2] for change in words.set]
         run = words.out / "_".join(named)
         own = [f"posterior.{setting}" for setting in settings.split(",")]

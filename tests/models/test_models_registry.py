@@ -41,6 +41,18 @@ def test_libraries_networks(name: str, size: int, channels: int) -> None:
         assert encoder.eval()(x).shape == (2, width)
 
 
+def test_pyramidnets_of_any_depth_and_width() -> None:
+    for name, same in {"pyramidnet20_a48": (20, 48), "pyramidnet29_a30_bottleneck": (29, 30, True)}.items():
+        shapes = [p.shape for p in models.create(name, 7).parameters()]
+        assert shapes == [p.shape for p in models.pyramidnet(*same, classes=7).parameters()]
+        encoder, width = models.encoder(name)
+        assert encoder.eval()(torch.randn(1, 3, 32, 32)).shape == (1, width)
+    with pytest.raises(ValueError, match="depth is 6n"):
+        models.create("pyramidnet21_a48", 7)
+    with pytest.raises(ValueError, match="no network called"):
+        models.create("timm:pyramidnet20_a48", 7)
+
+
 def test_an_encoder_is_the_network_without_its_head() -> None:
     torch.manual_seed(0)
     net = models.create("cifar_resnet18", 3).eval()

@@ -1,6 +1,7 @@
 """Networks by name: this library's own, then timm's, then torchvision's."""
 
 import difflib
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,8 +27,13 @@ def _vit(classes: int, channels: int, image_size: int | None, size: str, patch: 
     return vit(size, classes, channels, image_size or (224 if patch > 8 else 32), patch)
 
 
-def _pyramidnet(classes: int, channels: int, image_size: int | None, depth: int, alpha: int) -> nn.Module:
-    net = pyramidnet(depth, alpha, classes=classes or 1, channels=channels)
+PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")
+"""A PyramidNet of any depth and α, with bottlenecks or without."""
+
+
+def _pyramidnet(classes: int, channels: int, image_size: int | None, name: str) -> nn.Module:
+    depth, alpha, bottleneck = PYRAMID.fullmatch(name).groups()  # type: ignore[union-attr]
+    net = pyramidnet(int(depth), int(alpha), bool(bottleneck), classes=classes or 1, channels=channels)
     if not classes:
         net.fc = nn.Identity()  # type: ignore[assignment]
     return net
@@ -41,7 +47,7 @@ OWN: dict[str, Builder] = {
     **{f"convnet{width}": partial(_convnet, width=width) for width in (16, 32, 64)},
     **{f"resnet{depth}": partial(_resnet, depth=depth, stem="imagenet") for depth in DEPTHS},
     **{f"cifar_resnet{depth}": partial(_resnet, depth=depth, stem="cifar") for depth in DEPTHS},
-    **{f"pyramidnet110_a{alpha}": partial(_pyramidnet, depth=110, alpha=alpha) for alpha in (48, 84, 270)},
+    **{name: partial(_pyramidnet, name=name) for name in [f"pyramidnet110_a{alpha}" for alpha in (48, 84, 270)]},
     **{f"vit-{size}/{patch}": partial(_vit, size=size, patch=patch) for size in SIZES for patch in (2, 4, 8, 16)},
 }
 """Builders by name; `classes=0` gives the network without its last layer. Add a network by adding an entry."""
@@ -58,6 +64,7 @@ def create(
     """The network called `name`, with `classes` outputs (0 for none: features).
 
     `timm:NAME` and `torchvision:NAME` pick a library; a bare name is looked up here, then in timm, then in torchvision.
+    `pyramidnetD_aA`, and that with `_bottleneck`, is a PyramidNet of depth D that widens by A.
     `image_size` matters to networks with a position embedding. `pretrained` loads the weights of timm or torchvision.
     """
     if classes < 0 or channels < 1 or (image_size is not None and image_size < 1):
@@ -65,10 +72,11 @@ def create(
     library, _, bare = name.rpartition(":")
     if library not in ("", "timm", "torchvision"):
         raise ValueError(f"The prefix of a network's name is 'timm:' or 'torchvision:', not {library + ':'!r}.")
-    if not library and bare in OWN:
+    own = OWN.get(bare) or (partial(_pyramidnet, name=bare) if PYRAMID.fullmatch(bare) else None)
+    if not library and own is not None:
         if pretrained:
             raise ValueError(f"{name!r} has no pretrained weights here; try 'timm:{bare}' or 'torchvision:{bare}'.")
-        return OWN[bare](classes, channels, image_size)
+        return own(classes, channels, image_size)
     if library in ("", "timm") and timm.is_model(bare):
         return _timm(bare, classes, channels, image_size, pretrained)
     if library in ("", "torchvision") and bare in torchvision.models.list_models(torchvision.models):

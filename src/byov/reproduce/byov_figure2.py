@@ -138,6 +138,7 @@ def _with_errors(probs: torch.Tensor, labels: torch.Tensor) -> Measured:
 def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Figure:
     """A panel per score over β, a line per prior, and BYOL as a line with a band of one error."""
     made, [panels] = canvas(12.0, 2.9, 1, len(SHOWN))
+    asked = sorted({float(beta) for by_beta in grid.values() for beta in by_beta})
     for axes, (score, (name, more)) in zip(panels, SHOWN.items(), strict=True):
         value, error = (100 * x for x in byol[score])
         axes.axhline(value, color="0.25", linewidth=1.1, linestyle="--", label="BYOL")
@@ -150,7 +151,12 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
         axes.set_xscale("log")
         axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
         plain(axes)
-        log_labels(axes.xaxis)
+        if len(asked) > 1:
+            log_labels(axes.xaxis)
+        else:
+            axes.set(xlim=(asked[0] / 1.2, asked[0] * 1.2))
+            axes.set_xticks(asked, [f"{asked[0]:g}"])
+            axes.minorticks_off()
     handles, labels = panels[0].get_legend_handles_labels()
     made.legend(handles, labels, loc="outside lower center", ncols=4)
     return made

@@ -52,7 +52,7 @@ class TrainConfig:
     """What moves ρ: the `optimizer`, or beside `sgd` and `lars`, whose steps are too short for it, Adam."""
     weight_decay: float = 0.0
     decay: Literal["weights", "all"] = "weights"
-    """What is decayed: weights, or biases and norms too, as plain SGD does it; never ρ, nor by `lars` more than weights."""
+    """What is decayed: weights, or biases and norms too, as by plain SGD; never ρ. `lars` decays weights only."""
     momentum: float = 0.9
     nesterov: bool = False
     """Of `sgd`."""

@@ -365,8 +365,8 @@ def build_optimizer(
 ) -> Optimizer:
     """An optimizer by name.
 
-    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`; all but
-    `lars` take `decay`, for it decays what it adapts.
+    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`; all
+    but `lars`, which decays what it adapts, take `decay`.
     """
     if name == "adamw":
         return adamw(model, lr, weight_decay, betas, decay=decay)
