@@ -18,7 +18,7 @@ from byov.prediction.graphed import ENOUGH, LOOK, Graphed, finished
 from byov.prediction.inputs import Batch, compiled, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
-from byov.prediction.state import modules_of
+from byov.prediction.state import holds_parameters, modules_of
 from byov.prediction.window import full, own
 
 Strategy = Literal["auto", "loop", "vmap"]
@@ -133,9 +133,11 @@ class _Predictor:
         Where every parameter is random there is next to nothing that passes share. On a GPU that time is better spent
         on a graph of the pass, or, for a few draws, not at all; and a compiled network makes no calls to be seen.
         """
-        if self.draws is None or next(self.draws.model.net.parameters(), None) is not None:
+        if self.graphs:  # which are for networks that are wholly random
+            return True
+        if self.draws is None or holds_parameters(modules_of(self.draws.model.net)):
             return False
-        if self.graphs or (self.samples < ENOUGH and device_of(self.model).type == "cuda"):
+        if self.samples < ENOUGH and device_of(self.model).type == "cuda":
             return True
         return compiled(self.draws.model.net)
 

@@ -20,7 +20,15 @@ from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of
-from byov.prediction.state import attributes_of, modules_of, random_state, same_state, set_torch_state, unchanged
+from byov.prediction.state import (
+    attributes_of,
+    holds_parameters,
+    modules_of,
+    random_state,
+    same_state,
+    set_torch_state,
+    unchanged,
+)
 
 ENOUGH = 10
 """Draws from which capturing one pays: it takes the host about two passes."""
@@ -55,7 +63,8 @@ class Graphed:
         device = device_of(model)
         if not isinstance(model, BayesianModule) or device.type != "cuda":
             return False
-        if next(model.net.parameters(), None) is not None:
+        modules = modules_of(model.net)
+        if holds_parameters(modules):
             return False
         if threading.current_thread() is not threading.main_thread():
             return False
@@ -64,9 +73,10 @@ class Graphed:
                 return False
         elif generator.device.type != "cuda" or generator.device.index not in (None, device.index):
             return False
-        if any(tensor.device != device for tensor in (*model.q.parameters(), *model.net.buffers())):
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        if any(tensor.device != device for tensor in (*model.q.parameters(), *buffers)):
             return False
-        return all(_plain(module) for module in model.net.modules())
+        return all(map(_plain, modules))
 
     @classmethod
     def capture(cls, draws: Draws, forward: Forward) -> tuple[Tensor, Graphed | None]:

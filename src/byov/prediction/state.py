@@ -28,6 +28,11 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+def holds_parameters(modules: list[nn.Module]) -> bool:
+    """Whether any of the modules has a parameter of its own."""
+    return any(parameter is not None for module in modules for parameter in module._parameters.values())
+
+
 _PLUMBING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules", "training"}
 """What every module has and no network uses as its memory: dicts of hooks, and the like."""
 

@@ -8,7 +8,7 @@ same for all images; of what draws add under shift it takes a part, too.
 from __future__ import annotations
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 RANGE = 4.0
 """T lies between 1/4 and 4: a few images that are all right, or all wrong, would ask for 0 or infinity."""
@@ -45,12 +45,15 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
 
 def folds(labels: Tensor, count: int, seed: int) -> Tensor:
     """A fold 0 … K−1 for each example, at random and each class alike in all; K is smaller where a class is."""
-    generator = Generator().manual_seed(seed)
-    found, labels = torch.empty(len(labels), dtype=torch.int64), labels.cpu()
+    from sklearn.model_selection import StratifiedKFold  # takes half a second to import
+
+    classes = labels.cpu().numpy()
+    found = torch.zeros(len(labels), dtype=torch.int64)
     count = min(count, int(labels.unique(return_counts=True)[1].min()))
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        found[members[torch.randperm(len(members), generator=generator)]] = torch.arange(len(members)) % count
+    if count > 1:
+        parts = StratifiedKFold(count, shuffle=True, random_state=seed % (1 << 32)).split(classes, classes)
+        for fold, (_, held) in enumerate(parts):
+            found[torch.from_numpy(held)] = fold
     return found
 
 
