@@ -2,6 +2,7 @@
 
 python results/cifar10.py        prints what lies in results/cifar10, and draws its pruning.png
 python results/cifar10.py --make --root DIR     makes what is missing first: a minute a run on an H200, then evaluations
+python results/cifar10.py --make --temper …     the same runs, each reading with a temperature, and not pruned
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ HALF = ("--precision", "bf16-mixed")
 SPARSITIES = "0,0.3,0.5,0.6,0.7,0.8,0.9"
 
 
-def make(name: str, seed: int, root: str) -> None:
+def make(name: str, seed: int, root: str, temper: bool) -> None:
     """Train a run, evaluate it and, of a posterior, prune it beside its deterministic twin; what is there is left."""
-    run, out = f"runs/vit_{name}_{seed}", f"results/cifar10/vit_{name}_{seed}"
+    run, out = f"runs/vit_{name}_{seed}", f"results/cifar10/{'tempered/' * temper}vit_{name}_{seed}"
     settings = [word for s in (*SETTINGS, f"train.seed={seed}", f"data.root={root}") for word in ("--set", s)]
     if not (ROOT / run / "checkpoint.safetensors").exists():
         byov("pretrain", f"recipes/cifar10_vit_{name}.toml", "--run", run, *settings)
     if not (ROOT / f"{out}.json").exists():
-        byov("evaluate", run, "--root", root, *READ, *HALF, "--out", f"{out}.json")
-    if name == "byov" and not (ROOT / f"{out}.prune.json").exists():
+        byov("evaluate", run, "--root", root, *READ, *HALF, *["--temper"] * temper, "--out", f"{out}.json")
+    if name == "byov" and not temper and not (ROOT / f"{out}.prune.json").exists():
         twin = ("--sweep", "--twin", f"runs/vit_byol_{seed}", "--sparsities", SPARSITIES)
         byov("prune", run, *twin, "--root", root, "--out", f"{out}.prune.json")
 
@@ -42,16 +43,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--make", action="store_true", help="make what is missing; wants a GPU")
     parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
+    parser.add_argument("--temper", action="store_true", help="readings with a temperature")
     options = parser.parse_args()
     folder = ROOT / "results" / "cifar10"
     if options.make:
         for seed in SEEDS:
             for name in ("byol", "byov"):
-                make(name, seed, options.root)
+                make(name, seed, options.root, options.temper)
+    read = folder / "tempered" if options.temper else folder
     for name in ("byol", "byov"):
-        runs = [summarise(json.loads((folder / f"vit_{name}_{seed}.json").read_text())) for seed in SEEDS]
+        runs = [summarise(json.loads((read / f"vit_{name}_{seed}.json").read_text())) for seed in SEEDS]
         for key in runs[0]:
             show(f"{name} {key}", [run[key] for run in runs])
+    if options.temper:
+        return
     pruned = [json.loads((folder / f"vit_byov_{seed}.prune.json").read_text()) for seed in SEEDS]
     sweeps = [content["curves"] for content in pruned]
     named = [{**c, "model": "BYOV" if "byov" in c["model"] else "BYOL"} for curves in sweeps for c in curves]

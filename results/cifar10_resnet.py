@@ -29,8 +29,8 @@ TRIALS: dict[str, tuple[str, ...]] = {
     "12": ("posterior.log_var=-12",),
 }
 ANCHOR = ("train.lr=0.015", "train.weight_decay=2e-3", "train.decay=all", "train.log_var_lr=0.1")
-"""The public anchor has a quarter of BYOL's loss: its rate and decay in BYOL's units, on all parameters as torch's SGD has
-it; ρ still moves by 0.003 a step."""
+"""The public anchor has a quarter of BYOL's loss: its rate and decay in BYOL's units, of all parameters as torch's SGD
+has it; ρ still moves by 0.003 a step."""
 SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=2")
 """The same recipe, a tenth as long."""
 OUT = ROOT / "results" / "cifar10"

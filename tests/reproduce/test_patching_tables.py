@@ -82,9 +82,10 @@ def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
 # Recipes
 
 
-def test_the_full_recipe_is_the_one_in_the_repository() -> None:
-    found = load_config(Supervised, ROOT / "recipes" / "cifar100_paper.toml")
-    assert to_dict(recipe("ecmp", "full", 0)) == to_dict(found)
+@pytest.mark.parametrize(("method", "name"), [("ecmp", "cifar100_paper"), ("ensemble", "cifar100_ensemble")])
+def test_the_full_recipes_are_those_in_the_repository(method: str, name: str) -> None:
+    found = load_config(Supervised, ROOT / "recipes" / f"{name}.toml")
+    assert to_dict(recipe(method, "full", 0)) == to_dict(found)
 
 
 def test_methods_differ_in_their_posterior_and_an_ensemble_in_its_epochs() -> None:

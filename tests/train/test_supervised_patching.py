@@ -201,6 +201,19 @@ def test_apart_is_a_learning_rate_for_what_tells_patches_from_their_mean(apart: 
     torch.testing.assert_close(moved[1], 4 * mean + apart * (moved[0] - mean), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("words", ["family=none", "family=dropout on=before-norm", "family=dropconnect on=all"])
+def test_a_recipe_for_patches_is_one_for_its_baselines(words: str, tmp_path: Path) -> None:
+    """As the recipes' own comments say; what only patches have (k, spread, apart) is left unused."""
+    changes = [f"posterior.{word}" for word in words.split()]
+    for name in ("cifar100_paper", "cifar100_resnet18"):
+        chosen = load_config(Supervised, ROOT / "recipes" / f"{name}.toml", changes).posterior
+        assert chosen.apart is not None
+        assert not chosen.components
+    patched = ("posterior.apart=0.2", "posterior.spread=0.6", "train.minutes=1e-9")
+    assert not start(recipe(*changes, *patched), tmp_path)
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
 # Dropout before every BatchNorm
 
 
@@ -320,7 +333,6 @@ def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_pa
         (["posterior.alternate=2", "posterior.family=none"], "needs a posterior that is learned"),
         (["posterior.gain=0"], "posterior.gain is above 0"),
         (["posterior.family=emp", "posterior.apart=-1"], "posterior.apart is at least 0"),
-        (["posterior.family=dropout", "posterior.apart=1"], "posterior.apart is for ensemble, emp, ecmp"),
         (["posterior.learn_probs=true"], "posterior.learn_probs is for ensemble, emp, ecmp, not for gaussian"),
         (["posterior.on=before-norm"], "is a place for dropout, not for gaussian"),
         (["posterior.on=output", "posterior.output_family=emp"], "stands beside another family"),

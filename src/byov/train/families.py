@@ -43,7 +43,8 @@ class FamilyConfig(ObjectiveConfig):
     """Times the gradients of what has a posterior. Of K components a step moves one: under SGD, K makes up for that."""
     apart: float | None = None
     """The same for what moves components apart, while `gain` moves their mean; None: the same number. Under SGD, K for
-    both also lets the gradients' noise drive them apart K times as fast as 1 does."""
+    both also lets the gradients' noise drive them apart K times as fast as 1 does. Without components, as `k` and
+    `spread`, it has no use: a recipe for patches is one for its baselines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +53,7 @@ class FamilyConfig(ObjectiveConfig):
             raise ValueError("posterior.output_family stands beside another family: set posterior.on to norm, say.")
         if self.on == "before-norm" and self.family not in ("dropout", "none"):
             raise ValueError(f"posterior.on = 'before-norm' is a place for dropout, not for {self.family}.")
-        if self.learn_probs and not used & set(_COMPONENTS):
+        if self.learn_probs and not self.components:
             raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
         if self.penalty == "l2" and "gaussian" in used:
             raise ValueError("posterior.penalty = 'l2' has no pull on a Gaussian's variance: it needs the KL.")
@@ -64,9 +65,12 @@ class FamilyConfig(ObjectiveConfig):
             raise ValueError(f"posterior.gain is above 0, not {self.gain}.")
         if self.apart is not None and not 0 <= self.apart < float("inf"):
             raise ValueError(f"posterior.apart is at least 0, not {self.apart}.")
-        if self.apart is not None and not used & set(_COMPONENTS):
-            raise ValueError(f"posterior.apart is for {', '.join(_COMPONENTS)}, not for {self.family}.")
         self.rules()  # the families refuse what they cannot be
+
+    @property
+    def components(self) -> bool:
+        """Whether anything is a mixture of components."""
+        return self.family in _COMPONENTS or self.output_family in _COMPONENTS
 
     def rules(self, pretrained: bool = False) -> Rules | None:
         """The rules for `bayesianize`; None for a network without a posterior."""

@@ -126,7 +126,7 @@ class SupervisedTask:
         gradients = [p.grad for p in self._patched if p.grad is not None]
         if gradients and posterior.gain != 1:
             torch._foreach_mul_(gradients, posterior.gain)
-        if posterior.apart is not None:
+        if posterior.apart is not None and posterior.components:
             hold_apart(self._module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
 
     def after(self, step: int, total: int) -> None:
