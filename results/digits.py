@@ -6,6 +6,7 @@ python results/digits.py --temper   the same runs, each reading with a temperatu
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def summarise(result: dict) -> dict[str, float]:
 
 
 def main() -> None:
-    more = [word for word in sys.argv[1:] if word == "--temper"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--temper", action="store_true", help="each reading with a temperature")
+    more = ["--temper"] * parser.parse_args().temper
     table = {name: [make(name, seed, *more) for seed in SEEDS] for name in ("byol", "byov")}
     for name, runs in table.items():
         for key in runs[0]:
