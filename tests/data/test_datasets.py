@@ -2,6 +2,7 @@
 
 import hashlib
 import lzma
+import re
 from io import BytesIO
 from pathlib import Path
 
@@ -182,8 +183,40 @@ def test_bad_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "short.npz", train_images=np.zeros((2, 4, 4, 3), np.uint8), train_labels=np.zeros(3, int))
     with pytest.raises(ValueError, match="one per image"):
         load(f"npz:{tmp_path / 'short.npz'}")
-    with pytest.raises(ValueError, match="no 'test' images; it has train"):
+    with pytest.raises(ValueError, match="no 'test' images; it has train; it is to have 'test_images'"):
         load(f"npz:{tmp_path / 'floats.npz'}", "test")
+    np.savez(tmp_path / "ok.npz", images=np.zeros((2, 4, 4), np.uint8), labels=np.arange(2))
+    wanted = r"it has the arrays images, labels; it is to have 'test_images' \(uint8; .* and 'test_labels' \(whole"
+    with pytest.raises(ValueError, match=wanted):
+        load(f"npz:{tmp_path / 'ok.npz'}", "test")
+    with pytest.raises(ValueError, match=r"no 'extra' images; it has train\.$"):  # of which an .npz has none
+        load(f"npz:{tmp_path / 'floats.npz'}", "extra")
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [("cat", "'cat'"), (0.5, "0.5"), (-0.25, "-0.25"), (np.nan, "nan"), (np.inf, "inf"), (1j, "1j"), (b"a", "b'a'")],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_labels_of_an_npz_are_whole_numbers(tmp_path: Path, label: object, shown: str, split: str) -> None:
+    """Also those of the other split, which are counted for the names of the classes."""
+    images = np.zeros((2, 4, 4), np.uint8)
+    arrays = {
+        f"{s}_{what}": values for s in ("train", "test") for what, values in (("images", images), ("labels", [0, 1]))
+    }
+    np.savez(tmp_path / "own.npz", **arrays | {f"{split}_labels": np.array([label, label])})
+    with pytest.raises(ValueError, match=rf"own\.npz: labels are whole numbers, not {re.escape(shown)}\.$"):
+        load(f"npz:{tmp_path / 'own.npz'}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int16, bool])
+def test_whole_labels_of_any_kind(tmp_path: Path, dtype: type) -> None:
+    np.savez(tmp_path / "own.npz", train_images=np.zeros((3, 4, 4), np.uint8), train_labels=np.array([0, 1, 1], dtype))
+    data = load(f"npz:{tmp_path / 'own.npz'}")
+    assert data.labels is not None
+    assert data.labels.dtype == torch.int64
+    assert data.labels.tolist() == [0, 1, 1]
+    assert data.class_names == ("0", "1")
 
 
 def test_torchvisions_copy_is_found(tmp_path: Path) -> None:

@@ -58,8 +58,11 @@ def test_random_splits() -> None:
     assert torch.equal(random_splits(50, 4, seed=1)[3][1], splits[3][1])
     assert not torch.equal(random_splits(50, 4, seed=2)[3][1], splits[3][1])
     assert [len(part) for part in random_splits(2, 1)[0]] == [1, 1]
-    with pytest.raises(ValueError, match="two rows"):
+    with pytest.raises(ValueError, match=r"^The table has 1 row: splits need at least two\.$"):
         random_splits(1)
+    for count, fraction in ((0, 0.1), (1, 0.0), (1, 1.0)):
+        with pytest.raises(ValueError, match=f"not {count} and {fraction}"):
+            random_splits(5, count, fraction)
 
 
 def test_csv_with_and_without_names(tmp_path: Path) -> None:
@@ -74,13 +77,46 @@ def test_csv_with_and_without_names(tmp_path: Path) -> None:
     assert table(tmp_path / "b.csv", target=0).y.tolist() == [1, 4]
 
 
+def test_csv_as_excel_saves_it(tmp_path: Path) -> None:
+    """UTF-8 with a byte order mark, which is no part of the first cell."""
+    named, bare = tmp_path / "named.csv", tmp_path / "bare.csv"
+    named.write_text("größe,b\n1,2\n3,4\n", encoding="utf-8-sig")
+    bare.write_text("1,2\n3,4\n5,6\n", encoding="utf-8-sig")
+    assert table(named, "größe").y.tolist() == [1, 3]
+    assert table(bare).y.tolist() == [2, 4, 6]
+
+
+def test_columns_of_one_name_are_told_apart_by_counting(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,b,a\n1,2,3\n4,5,6\n")
+    assert table(path, 2).y.tolist() == [3, 6]
+    assert table(path, "b").y.tolist() == [2, 5]
+
+
+def test_gaps_in_arrays_are_counted_in_rows_from_one(tmp_path: Path) -> None:
+    X, y = torch.zeros(5, 2, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    y[3] = torch.nan
+    with pytest.raises(ValueError, match=r"^own: y has a missing or infinite value in row 4\.$"):
+        Table("own", X, y, random_splits(5))
+    np.savez(tmp_path / "own.npz", X=X, y=y)
+    with pytest.raises(ValueError, match=r"own\.npz: y has a missing or infinite value in row 4\.$"):
+        table(tmp_path / "own.npz")
+    X[1], X[4, 0] = torch.inf, torch.nan  # two cells of one row count once
+    with pytest.raises(ValueError, match=r"X has missing or infinite values in 2 rows, the first is row 2\.$"):
+        Table("own", X, y, random_splits(5))
+    with pytest.raises(ValueError, match="own: y_other has a missing"):
+        Table("own", torch.zeros(5, 2), torch.zeros(5), random_splits(5), y[:, None])
+
+
 @pytest.mark.parametrize(
     ("text", "target", "sentence"),
     [
         ("a,b\n1,red\n", "b", "line 2: 'red' in column 'b' is not a number"),
         ("a,b\n1,\n", "b", "is not a number"),
-        ("a,b\n1,2\n1,nan\n", "b", "missing or infinite value, the first is 1"),
-        ("a,b\n1,2\n3,inf\n", "b", "missing or infinite"),
+        ("a,b\n1,2\n\n1,nan\n", "b", r"t\.csv, line 4: 'nan' in column 'b' is a missing or infinite value\."),
+        ("1,2\n3,-inf\n", 0, r"t\.csv, line 2: '-inf' in column '1' is a missing or infinite value\."),
+        ("1,NA,3\n4,5,6\n7,8,9\n", 0, r"t\.csv, line 1: 'NA' in column '1' is not a number\."),
+        ("a,b,a\n1,2,3\n4,5,6\n", "a", r"t\.csv has 2 columns 'a': count to the target's instead\."),
+        ("a,b\n1,2\n", "a", r"t\.csv has 1 row: splits need at least two\."),
         ("a,b\n1,2,3\n", "b", "3 cells where 2"),
         ("a,b\n1,2\n", "c", "no column 'c'; it has a, b"),
         ("a,b\n1,2\n", 5, "none can be the target"),
@@ -107,6 +143,9 @@ def test_npz_tables(tmp_path: Path) -> None:
     np.savez(tmp_path / "short.npz", X=X, y=y[:5])
     with pytest.raises(ValueError, match="X \\(N, D\\) and y \\(N,\\)"):
         table(tmp_path / "short.npz")
+    np.savez(tmp_path / "one.npz", X=X[:1], y=y[:1])
+    with pytest.raises(ValueError, match=r"one\.npz has 1 row: splits need at least two\."):
+        table(tmp_path / "one.npz")
     np.savez(tmp_path / "other.npz", Z=X)
     with pytest.raises(ValueError, match="no arrays X and y"):
         table(tmp_path / "other.npz")

@@ -1,9 +1,8 @@
 """Image sets in one .npz file: plain arrays, or the packed form whose images are compressed sheets.
 
-Plain: `train_images`, `train_labels`, `test_images`, `test_labels` (those present), uint8, NHWC or NHW; `class_names`
-if the labels have names. Packed: `{split}_blob` in place of the images, with `image_shape` and a `codec`: "xz" is one
-stream of raw pixels; "webp", "png" or "jpeg" are pictures at `{split}_offsets`, each a sheet with `sheet_cols` images
-to a row.
+Plain: the arrays that `npz` lists. Packed: `{split}_blob` in place of the images, with `image_shape` and a `codec`:
+"xz" is one stream of raw pixels; "webp", "png" or "jpeg" are pictures at `{split}_offsets`, each a sheet with
+`sheet_cols` images to a row.
 """
 
 import io
@@ -22,7 +21,12 @@ SPLITS = ("train", "test")
 
 
 def npz(path: str | Path, split: str = "train", name: str | None = None) -> ImageSet:
-    """The `split` of an image set in an .npz file."""
+    """The `split` of an image set in an .npz file, which is "train" or "test".
+
+    Such a file holds `train_images` and `test_images` (uint8; NHWC, NCHW or NHW, with 1 or 3 channels), `train_labels`
+    and `test_labels` (whole numbers from 0, one per image; a split without them is unlabelled), and `class_names` if
+    the labels have names. One split is enough.
+    """
     path = Path(path).expanduser()
     name = name or f"npz:{path.stem}"
     try:
@@ -33,15 +37,25 @@ def npz(path: str | Path, split: str = "train", name: str | None = None) -> Imag
     here = [s for s in SPLITS if keys & {f"{s}_images", f"{s}_blob"}]
     if split not in here:
         has = " and ".join(here) or f"the arrays {', '.join(sorted(keys))}"
-        raise ValueError(f"{path} has no {split!r} images; it has {has}.")
+        wants = f"'{split}_images' (uint8; NHWC, NCHW or NHW) and '{split}_labels' (whole numbers)"
+        hint = f"; it is to have {wants}" if split in SPLITS else ""
+        raise ValueError(f"{path} has no {split!r} images; it has {has}{hint}.")
     images = file[f"{split}_images"] if f"{split}_images" in keys else _unpack(file, split)
-    labels = torch.from_numpy(file[f"{split}_labels"].astype(np.int64)) if f"{split}_labels" in keys else None
+    labels = {s: _labels(file[f"{s}_labels"], path) for s in SPLITS if f"{s}_labels" in keys}
     if "class_names" in keys:
         names = tuple(str(n) for n in file["class_names"])
     else:
-        classes = 1 + max((int(file[f"{s}_labels"].max()) for s in SPLITS if f"{s}_labels" in keys), default=-1)
-        names = tuple(map(str, range(classes)))
-    return ImageSet(name, _nchw(images, path), labels, names)
+        names = tuple(map(str, range(1 + max((int(part.max(initial=-1)) for part in labels.values()), default=-1))))
+    own = torch.from_numpy(labels[split]) if split in labels else None
+    return ImageSet(name, _nchw(images, path), own, names)
+
+
+def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
+    """Labels as int64; floats that are whole pass, since NumPy makes them of whole numbers readily."""
+    for label in labels.ravel().tolist():
+        if not isinstance(label, int | float) or label % 1:
+            raise ValueError(f"{path}: labels are whole numbers, not {label!r}.")
+    return labels.astype(np.int64)
 
 
 def _nchw(images: np.ndarray, path: Path) -> torch.Tensor:

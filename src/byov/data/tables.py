@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import math
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,12 +50,9 @@ class Table:
             raise ValueError(f"{self.name}: a table has X (N, D) and y (N,), not {got}.")
         if self.y_other is not None and (self.y_other.ndim != 2 or len(self.y_other) != len(self.y)):
             raise ValueError(f"{self.name}: y_other is (N, k), not {tuple(self.y_other.shape)}.")
-        columns = [self.X, self.y[:, None]] + ([] if self.y_other is None else [self.y_other])
-        bad = (~torch.cat(columns, 1).isfinite()).any(1).nonzero()[:, 0]
-        if len(bad):
-            raise ValueError(
-                f"{self.name}: {len(bad)} rows have a missing or infinite value, the first is {int(bad[0])}."
-            )
+        for key, values in (("X", self.X), ("y", self.y), ("y_other", self.y_other)):
+            if values is not None:
+                _refuse_gaps(values, f"{self.name}: {key}")
 
     def __len__(self) -> int:
         return len(self.X)
@@ -111,10 +109,22 @@ def as_numbers(values: Any, name: str) -> Tensor:
     return torch.from_numpy(array.astype(np.float64))
 
 
-def random_splits(rows: int, count: int = 20, test: float = 0.1, seed: int = 0) -> tuple[tuple[Tensor, Tensor], ...]:
-    """`count` random 90:10 splits, each a pure function of (rows, seed, its number)."""
-    if rows < 2 or count < 1 or not 0.0 < test < 1.0:
-        raise ValueError(f"Splits need two rows, one split and a fraction, not {rows}, {count} and {test}.")
+def _refuse_gaps(values: Tensor, name: str) -> None:
+    rows = 1 + torch.atleast_1d(~values.isfinite()).nonzero()[:, 0].unique()
+    if len(rows) == 1:
+        raise ValueError(f"{name} has a missing or infinite value in row {int(rows[0])}.")
+    if len(rows):
+        raise ValueError(f"{name} has missing or infinite values in {len(rows)} rows, the first is row {int(rows[0])}.")
+
+
+def random_splits(
+    rows: int, count: int = 20, test: float = 0.1, seed: int = 0, name: str = "The table"
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """`count` random 90:10 splits, each a pure function of (rows, seed, its number); `name` is for the refusal."""
+    if rows < 2:
+        raise ValueError(f"{name} has {rows} row{'' if rows == 1 else 's'}: splits need at least two.")
+    if count < 1 or not 0.0 < test < 1.0:
+        raise ValueError(f"{name}: splits are one or more with a test fraction in (0, 1), not {count} and {test}.")
     held = min(rows - 1, max(1, round(test * rows)))
     orders = [np.random.default_rng((seed, index)).permutation(rows) for index in range(count)]
     return tuple((torch.from_numpy(order[held:]), torch.from_numpy(order[:held])) for order in orders)
@@ -140,8 +150,8 @@ def uci(name: str, root: str | Path | None = None) -> Table:
 def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int = 0) -> Table:
     """A table of your own: an .npz with X and y, or a .csv with `target` naming (or counting to) the target's column.
 
-    A .csv may start with a line of column names. Without split_train and split_test in the file, `splits` random 90:10
-    splits are made.
+    A .csv may start with a line of column names, none of which is a number. Without split_train and split_test in the
+    file, `splits` random 90:10 splits are made.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -153,22 +163,24 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
     header, rows = _csv(path)
     if isinstance(target, str) and target not in header:
         raise ValueError(f"{path} has no column {target!r}; it has {', '.join(header)}.")
+    if isinstance(target, str) and header.count(target) > 1:
+        raise ValueError(f"{path} has {header.count(target)} columns {target!r}: count to the target's instead.")
     column = header.index(target) if isinstance(target, str) else target
     if not -len(header) <= column < len(header) or len(header) < 2:
         raise ValueError(f"{path} has {len(header)} columns, so none can be the target at {column}.")
     column %= len(header)
     X = np.delete(rows, column, axis=1)
-    made = random_splits(len(rows), splits, seed=seed)
+    made = random_splits(len(rows), splits, seed=seed, name=str(path))
     return Table(path.stem, torch.from_numpy(X), torch.from_numpy(rows[:, column].copy()), made)
 
 
 def _csv(path: Path) -> tuple[list[str], np.ndarray]:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
         lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
     if not lines:
         raise ValueError(f"{path} is empty.")
     header = [cell.strip() for cell in lines[0][1]]
-    if any(_number(cell) is None for cell in header):
+    if all(_number(cell) is None for cell in header):
         lines = lines[1:]
     else:
         header = [str(column) for column in range(len(header))]
@@ -176,10 +188,13 @@ def _csv(path: Path) -> tuple[list[str], np.ndarray]:
     for number, line in lines:
         if len(line) != len(header):
             raise ValueError(f"{path}, line {number}: {len(line)} cells where {len(header)} were expected.")
-        values = [_number(cell) for cell in line]
-        if None in values:
-            column = values.index(None)
-            raise ValueError(f"{path}, line {number}: {line[column]!r} in column {header[column]!r} is not a number.")
+        values = []
+        for column, cell in zip(header, line, strict=True):
+            value = _number(cell)
+            if value is None or not math.isfinite(value):
+                what = "not a number" if value is None else "a missing or infinite value"
+                raise ValueError(f"{path}, line {number}: {cell!r} in column {column!r} is {what}.")
+            values.append(value)
         rows.append(values)
     if not rows:
         raise ValueError(f"{path} has column names but no rows.")
@@ -201,13 +216,15 @@ def _npz(path: Path, name: str, splits: int = 20, seed: int = 0) -> Table:
         raise ValueError(f"{path} is not a readable .npz file of plain arrays.") from error
     if not {"X", "y"} <= set(arrays):
         raise ValueError(f"{path} has no arrays X and y; it has {', '.join(sorted(arrays))}.")
-    X, y = (as_numbers(arrays[key], f"{path}: {key}") for key in ("X", "y"))
+    kept = {key: as_numbers(arrays[key], f"{path}: {key}") for key in ("X", "y", "y_other") if key in arrays}
+    for key, values in kept.items():
+        _refuse_gaps(values, f"{path}: {key}")
+    X, y, other = kept["X"], kept["y"], kept.get("y_other")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    other = as_numbers(arrays["y_other"], f"{path}: y_other") if "y_other" in arrays else None
     if "split_train" in arrays and "split_test" in arrays:
         pairs = zip(arrays["split_train"].astype(np.int64), arrays["split_test"].astype(np.int64), strict=True)
         made = tuple((torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs)
     else:
-        made = random_splits(len(X), splits, seed=seed)
+        made = random_splits(len(X), splits, seed=seed, name=str(path))
     return Table(name, X, y, made, other)
