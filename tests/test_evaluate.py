@@ -38,6 +38,12 @@ def plain(classes=10, pixels=64):
 def bayes():
     return byov.bayesianize(plain(), byov.Gaussian(log_var=-4.0))
 
+def reset():
+    return byov.bayesianize(plain(), byov.Ensemble(2, start="reset"))
+
+def copy():
+    return byov.bayesianize(plain(), byov.Ensemble(2, start="copy", spread=0.1))
+
 def random():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -120,6 +126,12 @@ def test_command_prints_a_table_and_writes_the_protocol(monkeypatch, capsys, fol
     )
     assert saved["summary"]["shifts"] == [asdict(row) for row in summarise(rows)]
     assert not list(folder.glob(".*partial"))
+
+
+@pytest.mark.parametrize("start", ["reset", "copy"])
+def test_the_mean_of_members_that_started_anew_is_said_to_be_no_network(monkeypatch, capsys, folder, start) -> None:
+    _, out, _ = command(monkeypatch, capsys, f"python:some_nets:{start}", *small("r.json")[1:])
+    assert ("need be no network" in out) == (start == "reset")
 
 
 def test_an_interrupted_evaluation_goes_on_and_equals_an_uninterrupted_one(monkeypatch, capsys, folder) -> None:

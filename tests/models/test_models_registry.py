@@ -49,8 +49,8 @@ def test_pyramidnets_of_any_depth_and_width() -> None:
         assert encoder.eval()(torch.randn(1, 3, 32, 32)).shape == (1, width)
     with pytest.raises(ValueError, match="depth is 6n"):
         models.create("pyramidnet21_a48", 7)
-    with pytest.raises(ValueError, match="no network called"):
-        models.create("timm:pyramidnet20_a48", 7)
+    with pytest.raises(ValueError, match="A PyramidNet's name is pyramidnetDEPTH_aALPHA"):
+        models.create("pyramidnet20", 7)
 
 
 def test_an_encoder_is_the_network_without_its_head() -> None:

@@ -410,6 +410,8 @@ def test_held_apart_components_have_the_mean_of_their_gradients_and_a_share_of_t
 def test_what_cannot_be_held_apart_is_refused() -> None:
     with pytest.raises(ValueError, match="has no components"):
         byov.hold_apart(byov.bayesianize(nn.Linear(3, 2), byov.Gaussian()), 0.2)
+    with pytest.raises(TypeError, match="of a BayesianModule, not for Linear"):
+        byov.hold_apart(nn.Linear(3, 2), 0.2)  # type: ignore[arg-type]
     model = byov.bayesianize(nn.Linear(3, 2), byov.EMP(2))
     byov.hold_apart(model, 0.2)  # without gradients there is nothing to scale
     for share in (-0.1, float("nan")):

@@ -119,6 +119,11 @@ def test_bad_input() -> None:
         stacking_weights(probs, labels[:3])
     with pytest.raises(ValueError, match="finite and at least 0"):
         stacking_weights(-probs, labels)
+    for wrong in (labels + probs.shape[2], labels - 9, labels.double()):
+        with pytest.raises(ValueError, match=f"labels 0 to {probs.shape[2] - 1}, whole numbers"):
+            stacking_weights(probs, wrong)
+    with pytest.raises(ValueError, match=r"one label for each of 3 inputs, not \(2,\)"):
+        stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:2])
     with pytest.raises(ValueError, match="nothing to stack"):
         stacking_weights(torch.zeros_like(probs), labels)
     with pytest.raises(TypeError, match="BayesianModule, not of Linear"):

@@ -209,9 +209,24 @@ def test_a_recipe_for_patches_is_one_for_its_baselines(words: str, tmp_path: Pat
         chosen = load_config(Supervised, ROOT / "recipes" / f"{name}.toml", changes).posterior
         assert chosen.apart is not None
         assert not chosen.components
-    patched = ("posterior.apart=0.2", "posterior.spread=0.6", "train.minutes=1e-9")
-    assert not start(recipe(*changes, *patched), tmp_path)
+    patched = recipe(*changes, "posterior.apart=0.2", "posterior.spread=0.6", "train.minutes=1e-9")
+    assert {"posterior.spread", "posterior.apart"} <= set(patched.posterior.unused())
+    assert not start(patched, tmp_path)
     assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_settings_that_no_family_takes_are_named(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    words = ["family=emp", "p=0.3", "log_var=-5", "k=3"]
+    mixed = FamilyConfig(family="emp", output_family="dropout", on="norm", p=0.3, log_var=-5.0)
+    assert mixed.unused() == ["posterior.log_var"]
+    changes = [word for w in (*(f"posterior.{w}" for w in words), "train.minutes=1e-9") for word in ("--set", w)]
+    monkeypatch.setattr(sys, "argv", ["byov", "train", "--run", str(tmp_path / "run"), *changes])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "Not used by posterior.family = emp: posterior.log_var, posterior.p."
+    )
 
 
 # Dropout before every BatchNorm
@@ -328,6 +343,8 @@ def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_pa
         (["posterior.l2.shared_weights=-1"], "posterior.l2.shared_weights is a λ of at least 0, not -1.0"),
         (["posterior.l2.patched_biases=nan"], "posterior.l2.patched_biases is a λ of at least 0"),
         (["posterior.penalty=l2"], "no pull on a Gaussian's variance"),
+        (["posterior.family=emp", "posterior.l2.shared_biases=1"], "are for posterior.penalty = 'l2', not for 'kl'"),
+        (["posterior.family=none", "posterior.output_family=emp"], "set posterior.family, too"),
         (["posterior.alternate=-1"], "posterior.alternate is a number of steps, or 0, not -1"),
         (["posterior.alternate=2"], "the posterior covers the whole network"),
         (["posterior.alternate=2", "posterior.family=none"], "needs a posterior that is learned"),

@@ -120,7 +120,7 @@ def command(
     other = read_baseline(baseline, protocol) if baseline is not None else None
     results = Results(out, protocol, force=not resume)
     _run(found, images, train, shifts, results, reading, other)
-    _show(results, out, left_out, baseline)
+    _show(results, out, left_out, baseline, found)
 
 
 def _made_of(found: Subject, model: str, images: ImageSet, split: str, train: ImageSet | None) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _run(
         )
 
 
-def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path | None) -> None:
+def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path | None, found: Subject) -> None:
     from rich.console import Console
 
     from byov.evaluation.results import read
@@ -243,6 +243,9 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     console.print(table(results.rows, f"{protocol['model']['name']} on {about}{draws}"))
     console.print(_caption(protocol), highlight=False)
+    if any(getattr(factor.family, "start", "") == "reset" for factor in getattr(found.weights, "factors", ())):
+        note = "At μ are averages of components that started anew, which need be no network: read the draws."
+        console.print(note, highlight=False)
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}", highlight=False, soft_wrap=True)
     _show_errors(console, read(out), baseline, error_lines)

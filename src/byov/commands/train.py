@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import environ
 from pathlib import Path
 from typing import Annotated
 
@@ -21,4 +22,8 @@ def command(
     from byov.train.config import load_config
     from byov.train.supervised import Supervised, start
 
-    start(load_config(Supervised, recipe, set_ or []), run, resume)
+    config = load_config(Supervised, recipe, set_ or [])
+    unused = config.posterior.unused()
+    if unused and environ.get("RANK", "0") == "0":
+        typer.echo(f"Not used by posterior.family = {config.posterior.family}: {', '.join(unused)}.", err=True)
+    start(config, run, resume)

@@ -81,6 +81,8 @@ def create(
         return _timm(bare, classes, channels, image_size, pretrained)
     if library in ("", "torchvision") and bare in torchvision.models.list_models(torchvision.models):
         return _torchvision(bare, classes, channels, image_size, pretrained)
+    if bare.startswith("pyramidnet"):
+        raise ValueError(f"A PyramidNet's name is pyramidnetDEPTH_aALPHA, such as pyramidnet110_a270, not {name!r}.")
     close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4)
     raise ValueError(f"There is no network called {name!r}; the nearest names are {', '.join(close) or 'none'}.")
 

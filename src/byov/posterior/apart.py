@@ -17,6 +17,8 @@ def hold_apart(model: BayesianModule, share: float) -> None:
     With `share` 0 all components take the same step, and their distance stays what they started with; with 1 nothing
     changes. In between, the mean learns as an unpatched weight would, and the components slowly of their own.
     """
+    if not isinstance(model, BayesianModule):
+        raise TypeError(f"hold_apart is for the components of a BayesianModule, not for {type(model).__name__}.")
     if not (isfinite(share) and share >= 0):
         raise ValueError(f"A share of at least 0 of the gradients is kept, not {share}.")
     factors = [factor for factor in model.factors if "components" in factor.roles]

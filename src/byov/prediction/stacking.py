@@ -40,6 +40,9 @@ def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, ite
         raise ValueError(
             f"Stacking takes probabilities (S, N, C) and N > 0 labels, not {tuple(probs.shape)} and {len(labels)}."
         )
+    if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < probs.shape[2]:
+        found = f"{labels.min().item():g} to {labels.max().item():g}"
+        raise ValueError(f"Stacking takes labels 0 to {probs.shape[2] - 1}, whole numbers, not {found}.")
     at_label = probs.double().gather(2, labels.long().to(probs.device).view(1, -1, 1).expand(len(probs), -1, 1))[..., 0]
     if not torch.isfinite(at_label).all() or (at_label < 0).any():
         raise ValueError("Stacking needs probabilities, finite and at least 0.")
@@ -104,6 +107,8 @@ def stack(
         raise ValueError(f"Stacking needs at least one draw, not {samples}.")
     noises = _members(model) or [model.noise(generator) for _ in range(samples)]
     probs = torch.cat([values.cpu() for values in _values(model, x, noises)], dim=1)
+    if labels.shape != probs.shape[1:2]:
+        raise ValueError(f"Stacking takes one label for each of {probs.shape[1]} inputs, not {tuple(labels.shape)}.")
     weights = stacking_weights(probs, labels.cpu(), tolerance)
     weights = torch.where(weights < NEGLIGIBLE, 0.0, weights)
     kept = weights.nonzero()[:, 0].tolist()

@@ -36,7 +36,7 @@ def draw(found: Readings, methods: tuple[str, ...]) -> Figure:
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
     for method in methods:
-        label = f"{METHODS[method].label}, ECE {100 * of(found, method, 'ece'):.2g} %"
+        label = f"{METHODS[method].label}, ECE {100 * of(found, method, 'ece'):.1f} %"
         axes.plot(
             *curve(found[method]),
             color=COLOURS[method],

@@ -272,6 +272,7 @@ def draw(sets: dict[str, Any], score: Score) -> Figure:
         axes.set_xlabel(
             "our log predictive density − the paper's, nats (right is better; bars: two standard errors of ours)"
         )
+    axes.margins(x=0.06)
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from byov.posterior import ECMP, EMP, DropConnect, Dropout, Ensemble, Family, Gaussian, norm_layers, output_layer
@@ -12,6 +12,14 @@ from byov.train.objective import L2Config, ObjectiveConfig
 
 Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
 _COMPONENTS = ("ensemble", "emp", "ecmp")
+_TAKEN_BY: dict[str, tuple[str, ...]] = {
+    "log_var": ("gaussian",),
+    "p": ("dropout", "dropconnect"),
+    "sigma": ("dropout", "dropconnect", *_COMPONENTS),
+    **dict.fromkeys(("k", "start", "spread", "apart"), _COMPONENTS),
+    "gain": ("gaussian", "dropout", "dropconnect", *_COMPONENTS),
+}
+"""Which families have a use for a setting; a recipe may hold those of several."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,9 @@ class FamilyConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         used = {self.family, self.output_family} - {None}
-        if self.output_family is not None and (self.family == "none" or self.on == "output"):
+        if self.output_family is not None and self.family == "none":
+            raise ValueError("posterior.output_family stands beside another family: set posterior.family, too.")
+        if self.output_family is not None and self.on == "output":
             raise ValueError("posterior.output_family stands beside another family: set posterior.on to norm, say.")
         if self.on == "before-norm" and self.family not in ("dropout", "none"):
             raise ValueError(f"posterior.on = 'before-norm' is a place for dropout, not for {self.family}.")
@@ -57,6 +67,8 @@ class FamilyConfig(ObjectiveConfig):
             raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
         if self.penalty == "l2" and "gaussian" in used:
             raise ValueError("posterior.penalty = 'l2' has no pull on a Gaussian's variance: it needs the KL.")
+        if self.penalty == "kl" and self.l2 != L2Config():
+            raise ValueError("The λ of posterior.l2 are for posterior.penalty = 'l2', not for 'kl'.")
         if self.alternate < 0:
             raise ValueError(f"posterior.alternate is a number of steps, or 0, not {self.alternate}.")
         if self.alternate and (self.family == "none" or self.on == "before-norm"):
@@ -71,6 +83,12 @@ class FamilyConfig(ObjectiveConfig):
     def components(self) -> bool:
         """Whether anything is a mixture of components."""
         return self.family in _COMPONENTS or self.output_family in _COMPONENTS
+
+    def unused(self) -> list[str]:
+        """Settings other than their default that no family here takes."""
+        default, used = FamilyConfig(), {self.family, self.output_family}
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
+        return [f"posterior.{name}" for name in changed if not used & set(_TAKEN_BY.get(name, used))]
 
     def rules(self, pretrained: bool = False) -> Rules | None:
         """The rules for `bayesianize`; None for a network without a posterior."""
