@@ -60,6 +60,11 @@ def load(
         return _imagenet(data_root(root), split, image_size)
     if colon and kind == "npz":
         return npz(path, split).resized(image_size, channels)
+    if (colon and kind == "table") or name.lower().endswith((".csv", ".tsv", ".txt")):
+        raise ValueError(
+            f"{name!r} is no set of images: "
+            "a table of numbers is read by byov.data.table and fitted by byov.train.regression.fit."
+        )
     if colon:
         raise ValueError(f"A data set's prefix is 'folder:' or 'npz:', not {kind + colon!r}.")
     if split not in ("train", "test", *EXTRA_SPLITS.get(name, ())):

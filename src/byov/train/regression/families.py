@@ -14,11 +14,26 @@ NUMBER = {EMP: 1, ECMP: 2, Dropout: 3, Ensemble: 4}
 
 
 def check(family: Family) -> None:
+    """Refuse what this network does not have, lest a setting be taken and change nothing.
+
+    The members of an explicit ensemble start anew, each from a seed of its own, whichever `start` it names: no network
+    is given whose weights "copy", the default, could copy.
+    """
     if type(family) not in NUMBER:
         name = type(family).__name__
         raise ValueError(f"The regression network takes EMP, ECMP, Dropout or Ensemble, not {name}.")
     if family.sigma > 0:  # type: ignore[attr-defined]
         raise ValueError(f"The regression network takes families with σ = 0, not {family}.")
+    if isinstance(family, Dropout):
+        return
+    name = type(family).__name__
+    starts = "all start at Settings.gamma and 0" if normed(family) else "start anew, each from a seed of its own"
+    if family.learn_probs:  # type: ignore[attr-defined]
+        raise ValueError(f"The regression network's mixing probabilities are fixed: {name} takes no learn_probs here.")
+    if family.spread > 0:  # type: ignore[attr-defined]
+        raise ValueError(f"The regression network's components {starts}: {name} takes no spread here.")
+    if normed(family) and family.start != "copy":  # type: ignore[attr-defined]
+        raise ValueError(f"The regression network's components {starts}: {name} takes no start='reset' here.")
 
 
 def normed(family: Family) -> bool:

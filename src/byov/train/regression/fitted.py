@@ -19,6 +19,13 @@ CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Hidden activations held at a time while drawing."""
 
 
+def finite(rows: Tensor) -> None:
+    """Refuse a table with holes, and say which row is the first of them."""
+    bad = (~rows.isfinite()).any(1).nonzero()[:, 0]
+    if len(bad):
+        raise ValueError(f"{len(bad)} rows have a missing or infinite value, the first is row {int(bad[0])}.")
+
+
 @dataclass(frozen=True)
 class Split:
     """One split's posterior. Leading dimension of the weights: an explicit ensemble's members, otherwise 1."""
@@ -58,6 +65,7 @@ class Fitted:
         X = as_numbers(X, "X")
         if X.ndim != 2 or X.shape[1] != len(part.x_mean):
             raise ValueError(f"X is (N, {len(part.x_mean)}) as in training, not {tuple(X.shape)}.")
+        finite(X)
         if samples < 1:
             raise ValueError(f"A prediction needs at least one draw, not {samples}.")
         if generator is None:

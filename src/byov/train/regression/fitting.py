@@ -11,11 +11,12 @@ import torch
 from torch import Generator, Tensor
 
 from byov.data.tables import as_numbers
+from byov.device import choose_device
 from byov.posterior import Ensemble, Family
 from byov.posterior.random import stream
 from byov.train.diverged import Diverged
 from byov.train.regression import families as of
-from byov.train.regression.fitted import Fitted, Split
+from byov.train.regression.fitted import Fitted, Split, finite
 from byov.train.regression.group import Data, Group, minibatches
 from byov.train.regression.run import Chunk, runner
 
@@ -30,6 +31,9 @@ HELD = 1 << 11
 
 TRIAL_DRAWS = 200
 """Draws that a trial's error is measured with."""
+
+Rows = Sequence[Tensor] | Sequence[int] | Tensor
+"""Each split's training rows; numbers alone are one split's."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def fit(
     X: Any,
     y: Any,
     families: Family,
-    rows: Sequence[Tensor] | None = ...,
+    rows: Rows | None = ...,
     numbers: Sequence[int] | None = ...,
     settings: Settings | None = ...,
     seed: int = ...,
@@ -85,7 +89,7 @@ def fit(
     X: Any,
     y: Any,
     families: Mapping[str, Family],
-    rows: Sequence[Tensor] | None = ...,
+    rows: Rows | None = ...,
     numbers: Sequence[int] | None = ...,
     settings: Settings | None = ...,
     seed: int = ...,
@@ -95,7 +99,7 @@ def fit(
     X: Any,
     y: Any,
     families: Family | Mapping[str, Family],
-    rows: Sequence[Tensor] | None = None,
+    rows: Rows | None = None,
     numbers: Sequence[int] | None = None,
     settings: Settings | None = None,
     seed: int = 0,
@@ -106,10 +110,13 @@ def fit(
     Args:
         X: features (N, D), an array or tensor of finite numbers; standardised by the training rows' moments.
         y: targets (N,) or (N, T), likewise.
-        families: `EMP(5)`, `ECMP(5)`, `Dropout(0.005)` or `Ensemble(5)`; or several by name.
-        rows: the training rows of each split, as indices; all of X by default.
+        families: `EMP(5)`, `ECMP(5)`, `Dropout(0.005)` or `Ensemble(5)`; or several by name. Patches all start alike,
+            an ensemble's members each from a seed of its own; σ, a spread or learned probabilities are refused.
+        rows: the training rows of each split, as indices; numbers alone, such as a 1-D tensor, are one split's. All of
+            X by default.
         numbers: each split's number, which names its random streams; 0, 1, … by default. A split's result depends on
             its rows, its number and the seed, never on the splits and families that are trained beside it.
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
 
     Example:
         >>> fitted = fit(X, y, byov.EMP(5))
@@ -119,14 +126,14 @@ def fit(
     several: Mapping[str, Family] = families if isinstance(families, Mapping) else {"": families}
     X, y = as_numbers(X, "X"), as_numbers(y, "y")
     y = y[:, None] if y.ndim == 1 else y
-    rows = [torch.arange(len(X))] if rows is None else [torch.as_tensor(index) for index in rows]
-    numbers = list(range(len(rows))) if numbers is None else list(numbers)
-    _check(X, y, several, rows, numbers, settings)
-    place = torch.device(device)
-    decay = {name: [settings.grid[0]] * len(rows) for name in several}
+    parts = [torch.arange(len(X))] if rows is None else _splits(rows)
+    numbers = list(range(len(parts))) if numbers is None else list(numbers)
+    _check(X, y, several, parts, numbers, settings)
+    place = choose_device(str(device))
+    decay = {name: [settings.grid[0]] * len(parts) for name in several}
     if len(settings.grid) > 1:
-        decay = choose(X, y, several, rows, numbers, settings, seed, place)
-    splits = [Data.of(X, y, index, stream(seed, number), place) for index, number in zip(rows, numbers, strict=True)]
+        decay = choose(X, y, several, parts, numbers, settings, seed, place)
+    splits = [Data.of(X, y, index, stream(seed, number), place) for index, number in zip(parts, numbers, strict=True)]
     fitted = train(splits, several, decay, settings)
     return fitted if isinstance(families, Mapping) else fitted[""]
 
@@ -181,14 +188,24 @@ def _least(errors: Mapping[float, Tensor]) -> float:
     raise AssertionError("the best is not worse than itself")
 
 
+def _splits(rows: Rows) -> list[Tensor]:
+    parts = [torch.as_tensor(index, device="cpu") for index in rows]
+    if parts and all(part.ndim == 0 for part in parts):
+        parts = [torch.stack(parts)]
+    for part in parts:
+        whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
+        if part.ndim != 1 or (len(part) and not whole):
+            got = f"{part.dtype} {tuple(part.shape)}"
+            raise ValueError(f"A split's rows are indices, a list or 1-D tensor of whole numbers, not {got}.")
+    return [part.long() for part in parts]
+
+
 def _check(
     X: Tensor, y: Tensor, families: Mapping[str, Family], rows: list[Tensor], numbers: list[int], settings: Settings
 ) -> None:
     if X.ndim != 2 or y.ndim != 2 or len(X) != len(y) or not X.numel() or not y.numel():
         raise ValueError(f"A table has X (N, D) and y (N,) or (N, T), not {tuple(X.shape)} and {tuple(y.shape)}.")
-    bad = (~torch.cat([X, y], 1).isfinite()).any(1).nonzero()[:, 0]
-    if len(bad):
-        raise ValueError(f"{len(bad)} rows have a missing or infinite value, the first is row {int(bad[0])}.")
+    finite(torch.cat([X, y], 1))
     if not families or not rows or len(numbers) != len(rows):
         raise ValueError("fit needs a family, a split, and as many numbers as splits.")
     for family in families.values():
