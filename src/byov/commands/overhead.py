@@ -19,8 +19,8 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help="A network's name: byov's own (pyramidnet110_a84, cifar_resnet18, table3_mlp, vit-ti/4 …), else timm's,"
-            " else torchvision's; timm:NAME and torchvision:NAME pick one.",
+            help="A network's name: byov's own (pyramidnet110_a84, cifar_resnet18, table3_mlp, vit-ti/4 …), else"
+            " timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
         ),
     ],
     k: Annotated[int, typer.Option("--k", help="Components of EMP, ECMP and the explicit ensemble.")] = 5,
