@@ -159,7 +159,7 @@ def test_log_var_starts_where_it_is_told() -> None:
         torch.testing.assert_close(std, torch.full_like(std, 0.049787068), msg=name)
 
 
-@pytest.mark.parametrize("log_var", [float("nan"), float("inf")])
+@pytest.mark.parametrize("log_var", [float("nan"), float("inf"), "low"])
 def test_a_log_var_must_be_finite(log_var: float) -> None:
     with pytest.raises(ValueError, match="finite log_var"):
         byov.Gaussian(log_var)

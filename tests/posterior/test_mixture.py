@@ -368,13 +368,13 @@ def test_bad_mixtures_are_refused_in_a_sentence(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", BERNOULLI)
-@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, float("nan")])
+@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, float("nan"), "a"])
 def test_a_probability_of_dropping_is_in_0_1(kind: type, p: float) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__} needs a probability of dropping in \[0, 1\)"):
         kind(p)
 
 
-@pytest.mark.parametrize("sigma", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("sigma", [-0.1, float("nan"), float("inf"), None])
 def test_a_sigma_is_at_least_0(sigma: float) -> None:
     for kind in COMPONENTS:
         with pytest.raises(ValueError, match=f"{kind.__name__} needs a σ of at least 0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ class Gaussian:
     log_var: float = -10.0
 
     def __post_init__(self) -> None:
-        if not isfinite(self.log_var):
-            raise ValueError(f"Gaussian needs a finite log_var, not {self.log_var}.")
+        if not (isinstance(self.log_var, Real) and isfinite(self.log_var)):
+            raise ValueError(f"Gaussian needs a finite log_var, not {self.log_var!r}.")
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         return {"mean": initial, "log_var": torch.full_like(initial, self.log_var)}

@@ -30,6 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -42,9 +43,14 @@ from byov.posterior.random import categorical, normal, uniform
 Start = Literal["copy", "reset"]
 
 
+def _within(value: float, end: float) -> bool:
+    """Whether it is a number in [0, end)."""
+    return isinstance(value, Real) and 0.0 <= value < end
+
+
 def _check_sigma(name: str, sigma: float) -> None:
-    if not 0.0 <= sigma < float("inf"):
-        raise ValueError(f"{name} needs a σ of at least 0, not {sigma}.")
+    if not _within(sigma, float("inf")):
+        raise ValueError(f"{name} needs a σ of at least 0, not {sigma!r}.")
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ class _Components(ABC):
             if not all(p > 0 for p in probs) or abs(sum(probs) - 1.0) > 1e-6:
                 raise ValueError(f"{name} needs mixing probabilities above 0 that sum to 1, not {probs}.")
             object.__setattr__(self, "probs", probs)
-        if not 0.0 <= self.spread < float("inf"):
-            raise ValueError(f"{name} needs a spread of at least 0, not {self.spread}.")
+        if not _within(self.spread, float("inf")):
+            raise ValueError(f"{name} needs a spread of at least 0, not {self.spread!r}.")
 
     def __repr__(self) -> str:
         # As it was before there were learned probabilities, so that what was saved then is still recognised. Where the
@@ -278,8 +284,8 @@ class _Bernoulli(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not 0.0 <= self.p < 1.0:
-            raise ValueError(f"{name} needs a probability of dropping in [0, 1), not {self.p}.")
+        if not _within(self.p, 1.0):
+            raise ValueError(f"{name} needs a probability of dropping in [0, 1), not {self.p!r}.")
         _check_sigma(name, self.sigma)
 
     @abstractmethod
