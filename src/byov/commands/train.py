@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import environ
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +21,4 @@ def command(
     from byov.train.config import load_config
     from byov.train.supervised import Supervised, start
 
-    config = load_config(Supervised, recipe, set_ or [])
-    unused = config.posterior.unused()
-    if unused and environ.get("RANK", "0") == "0":
-        typer.echo(f"Not used by posterior.family = {config.posterior.family}: {', '.join(unused)}.", err=True)
-    start(config, run, resume)
+    start(load_config(Supervised, recipe, set_ or []), run, resume)

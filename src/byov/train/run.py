@@ -59,10 +59,12 @@ def execute(
     run: Path,
     resume: bool,
     make: Callable[[ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
+    note: str = "",
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data.
+    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. A `note` is
+    printed when nothing was found to be wrong and training begins.
     """
     from_checkpoint = claim(run, recipe, resume)
     alone = not (dist.is_available() and dist.is_initialized())
@@ -80,6 +82,8 @@ def execute(
     loop = Loop(fabric, task, recipe.train, run, about)
     if from_checkpoint:
         loop.resume()
+    if note and fabric.is_global_zero:
+        Console(stderr=True).print(note, markup=False, highlight=False)
     finished = loop.fit()
     if fabric.is_global_zero:
         Console(stderr=True).print(summary(loop, finished), markup=False, highlight=False)  # a path may hold brackets

@@ -192,7 +192,9 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
         task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
         return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
 
-    return execute("train", recipe, run, resume, make)
+    unused = ", ".join(recipe.posterior.unused())
+    note = f"Not used by posterior.family = {recipe.posterior.family}: {unused}." if unused else ""
+    return execute("train", recipe, run, resume, make, note)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
