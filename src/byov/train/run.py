@@ -31,8 +31,9 @@ def claim(run: Path, recipe: Any, resume: bool) -> bool:
         raise FileExistsError(f"{run} holds a run already: go on with --resume, or choose another --run.")
     if resume and not exists:
         raise FileNotFoundError(f"There is no checkpoint in {run} to resume from.")
-    if run.exists() and not run.is_dir():
-        raise FileExistsError(f"{run} is a file, and a run needs a folder.")
+    above = next(path for path in (run, *run.parents, Path()) if path.exists())
+    if not above.is_dir():
+        raise FileExistsError(f"{above} is a file, and a run needs a folder.")
     if exists:
         then = from_dict(type(recipe), checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"])
         before, now = (
