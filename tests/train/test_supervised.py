@@ -392,7 +392,7 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(
         (arguments(run, "data.name=cifar10", f"data.root={tmp_path}"), "cifar10 is not in"),
         (arguments(run, resume=True), "There is no checkpoint in"),
         (arguments(tmp_path / "file"), "is a file, and a run needs a folder"),
-        (arguments(tmp_path / "file" / "run"), "Not a directory"),
+        (arguments(tmp_path / "file" / "run"), "file is a file, and a run needs a folder"),
         (["train", str(tmp_path / "none.toml"), "--run", str(run)], "There is no recipe at"),
         (["train", str(tmp_path / "odd.toml"), "--run", str(run)], "posterior.familie"),
     ]
