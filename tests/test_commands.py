@@ -254,7 +254,9 @@ def test_a_run_needs_a_folder(call: Any, tmp_path: Path, verb: str) -> None:
     (tmp_path / "recipe.toml").write_text("[train\n")
     at = ["--set", "train.accelerator=cpu"]
     assert "is a file, and a run needs a folder" in sentence(call(verb, "--run", tmp_path / "file", *at))
-    assert sentence(call(verb, "--run", tmp_path / "file" / "run", *at)).endswith("file is a file, and a run needs a folder.")
+    assert sentence(call(verb, "--run", tmp_path / "file" / "run", *at)).endswith(
+        "file is a file, and a run needs a folder."
+    )
     assert "There is no checkpoint in" in sentence(call(verb, "--run", tmp_path / "run", "--resume", *at))
     assert "recipe.toml" in sentence(call(verb, tmp_path / "recipe.toml", "--run", tmp_path / "run"))
     assert sentence(call(verb, tmp_path, "--run", tmp_path / "run"))

@@ -253,8 +253,9 @@ def test_spread_of_a_step_is_the_teachers() -> None:
 
 @pytest.mark.parametrize("base", [-0.1, 1.5, float("nan")])
 def test_tau_lies_between_0_and_1(base: float) -> None:
-    with pytest.raises(ValueError, match="τ lies between 0 and 1"):
-        BYOL(student(), Views(), tau_base=base)
+    for name in ("tau_base", "tau_end"):
+        with pytest.raises(ValueError, match="τ lies between 0 and 1"):
+            BYOL(student(), Views(), **{name: base})
 
 
 def test_an_encoder_without_batch_statistics_takes_both_views_at_once() -> None:

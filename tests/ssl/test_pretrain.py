@@ -160,13 +160,13 @@ def test_beta_runs_along_its_half_cosine(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
-    start(recipe("ssl.tau_batch=128", "ssl.tau_base=0.98", "posterior.kl_scale=dataset"), tmp_path)
+    start(recipe("ssl.tau_batch=128", "ssl.tau_base=0.98", "ssl.tau_end=0.98", "posterior.kl_scale=dataset"), tmp_path)
     about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
     data = DataConfig(holdout=0.8).load()
     assert about["kind"] == "pretrain"
     assert about["kl_scale"] == len(data) == about["data"]["images"]
     assert about["data"]["digest"] == data.digest
-    assert about["tau_base"] == pytest.approx(0.98**0.5)
+    assert about["tau_base"] == about["tau_end"] == pytest.approx(0.98**0.5)
     assert about["config"]["train"]["batch"] == 64
 
 

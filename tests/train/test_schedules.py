@@ -43,6 +43,8 @@ def test_tau_at_start_middle_and_end() -> None:
     assert tau(25, 100, 0.9) == pytest.approx(1 - 0.1 * (2**-0.5 + 1) / 2)
     assert tau(100, 100, 0.99) == 1.0
     assert tau(200, 100, 0.99) == 1.0
+    assert tau(50, 100, 0.9, end=0.96) == pytest.approx(0.93)
+    assert [tau(step, 100, 0.99, end=0.99) for step in (0, 30, 100)] == [0.99] * 3
 
 
 def test_a_scaled_decay_forgets_as_much_per_example() -> None:
@@ -66,6 +68,7 @@ def test_a_scaled_decay_forgets_as_much_per_example() -> None:
         lambda: warmup_cosine(0, 10, base=float("nan")),
         lambda: tau(0, 0, 0.9),
         lambda: tau(0, 10, 1.1),
+        lambda: tau(0, 10, 0.9, end=-0.1),
         lambda: scale_decay(-0.1, 2),
         lambda: scale_decay(0.9, 0),
     ],

@@ -39,11 +39,12 @@ class BYOL(nn.Module):
     student with a posterior is BYOV's business; here it is a plain network, and everything else is the same code.
     """
 
-    def __init__(self, student: nn.Module, views: Views, tau_base: float = 0.99) -> None:
+    def __init__(self, student: nn.Module, views: Views, tau_base: float = 0.99, tau_end: float = 1.0) -> None:
         super().__init__()
-        if not 0.0 <= tau_base <= 1.0:
-            raise ValueError(f"τ lies between 0 and 1, not at {tau_base}.")
-        self.student, self.views, self.tau_base = student, views, tau_base
+        for decay in (tau_base, tau_end):
+            if not 0.0 <= decay <= 1.0:
+                raise ValueError(f"τ lies between 0 and 1, not at {decay}.")
+        self.student, self.views, self.tau_base, self.tau_end = student, views, tau_base, tau_end
         self.ema = self._teacher_weights()
         # The teacher's structure and buffers; where its weights would be stands nothing, the EMA holds them.
         self.teacher = copy.deepcopy(self.network, memo={id(p): None for p in self.network.parameters()})
@@ -75,8 +76,8 @@ class BYOL(nn.Module):
         return torch.zeros((), device=self.ema.mean(0).device)
 
     def update_teacher(self, step: int, total: int) -> None:
-        """After the optimizer's step: EMA with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2."""
-        self.ema.update(self.student, tau(step, total, self.tau_base))
+        """After the optimizer's step: EMA with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2, or towards another end than 1."""
+        self.ema.update(self.student, tau(step, total, self.tau_base, self.tau_end))
 
 
 def spread(projections: Tensor) -> Tensor:

@@ -58,10 +58,11 @@ class BYOV(BYOL):
         kl_scale: float,
         tau_base: float = 0.99,
         shared_draw: bool = False,
+        tau_end: float = 1.0,
     ) -> None:
         if not kl_scale > 0:
             raise ValueError(f"kl_scale, the N of β·KL/N, must be above 0, not {kl_scale}.")
-        super().__init__(bayesianize(student, rules, prior=prior, shared_draw=shared_draw), views, tau_base)
+        super().__init__(bayesianize(student, rules, prior=prior, shared_draw=shared_draw), views, tau_base, tau_end)
         self.kl_scale = kl_scale
 
     @property

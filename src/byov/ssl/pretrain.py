@@ -53,8 +53,10 @@ class SSLConfig:
     """The teacher; a recipe's [ssl]."""
 
     tau_base: float = 0.99
+    tau_end: float = 1.0
+    """Where τ's cosine ends; at `tau_base`, τ is constant."""
     tau_batch: int | None = None
-    """The batch that `tau_base` is meant for: τ^κ at another (Busbridge et al.). None: taken as it is."""
+    """The batch that both are meant for: τ^κ at another (Busbridge et al.). None: taken as they are."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,11 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
     views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
-    tau_base = recipe.ssl.tau_base
-    if recipe.ssl.tau_batch:
-        tau_base = scale_decay(tau_base, recipe.train.batch / recipe.ssl.tau_batch)
+    factor = recipe.train.batch / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
+    tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
     posterior = recipe.posterior
     if posterior.family == "none":
-        return BYOL(student, views, tau_base)
+        return BYOL(student, views, tau_base, tau_end)
     rules = coverage(posterior.coverage, posterior.log_var)
     covered = sum(layout.numel for _, layout in select(student, rules))
     number = kl_scale(posterior.kl_scale, len(data), covered)
@@ -116,6 +117,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
         number,
         tau_base,
         posterior.shared_draw,
+        tau_end,
     )
 
 
@@ -124,7 +126,9 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
 
     def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
-        return task, {"kl_scale": getattr(task.module, "kl_scale", None), "tau_base": task.module.tau_base}
+        module = task.module
+        about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
+        return task, about
 
     return execute("pretrain", recipe, run, resume, make)
 

@@ -25,12 +25,13 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, base: float = 1.0, end
     return end + (base - end) * (1.0 + cos(pi * done)) / 2.0
 
 
-def tau(step: int, total: int, base: float) -> float:
-    """The teacher's decay τ_k = 1 − (1 − τ₀)(cos(πk/K) + 1)/2: τ₀ at the first step, 1 at the last."""
+def tau(step: int, total: int, base: float, end: float = 1.0) -> float:
+    """The teacher's decay τ_k = τ_K − (τ_K − τ₀)(cos(πk/K) + 1)/2: τ₀ at the first step, τ_K, BYOL's 1, at the last."""
     _check(total)
     _check_decay(base)
+    _check_decay(end)
     done = min(max(step / total, 0.0), 1.0)
-    return 1.0 - (1.0 - base) * (cos(pi * done) + 1.0) / 2.0
+    return end - (end - base) * (cos(pi * done) + 1.0) / 2.0
 
 
 def scale_decay(decay: float, factor: float) -> float:
