@@ -434,6 +434,7 @@ def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, n
         ({"lr_end": -0.1}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"weight_decay": -1.0}, "train.warmup, train.weight_decay and train.lr_end are at least 0"),
         ({"warmup": 3.5}, "train.warmup=3.5 epochs do not fit into train.epochs=3"),
+        ({"decay": "all", "optimizer": "lars"}, "train.decay = 'all' is for sgd, adam and adamw"),
         ({"clip": 0.0}, "train.clip is above 0, or none, not 0.0"),
         ({"clip": -1.0}, "train.clip is above 0, or none, not -1.0"),
     ],

@@ -87,6 +87,8 @@ class TrainConfig:
             raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
         if not (self.warmup >= 0 and self.weight_decay >= 0 and 0 <= self.lr_end < float("inf")):
             raise ValueError("train.warmup, train.weight_decay and train.lr_end are at least 0.")
+        if self.decay == "all" and self.optimizer == "lars":
+            raise ValueError("train.decay = 'all' is for sgd, adam and adamw: lars decays what it adapts.")
         if self.warmup > self.epochs:
             raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
         if self.clip is not None and not self.clip > 0:
