@@ -261,12 +261,13 @@ def test_settings_named_in_the_documents_exist() -> None:
     """--set a.b=c as it stands in the documents and the help, against the recipes' own fields."""
     from byov.ssl.pretrain import Pretrain
     from byov.train.supervised import Supervised
+    from byov.train.tabular import Tabular
 
     texts = [text(name) for name in DOCUMENTS] + [command.help or "" for command in VERBS.values()]
     found = {word.rstrip(".`") for each in texts for word in re.findall(r"--set ([a-z_.]+=[^\s`]+)", each)}
     assert "train.minutes=10" in found
     for change in found:
-        tries = [(cls, [change, *more]) for cls in (Supervised, Pretrain) for more in ([], ["train.warmup=0"])]
+        tries = [(cls, [change, *more]) for cls in (Supervised, Pretrain, Tabular) for more in ([], ["train.warmup=0"])]
         assert any(_loads(cls, None, changes) for cls, changes in tries), change
 
 
@@ -283,15 +284,19 @@ def test_recipes_take_the_settings_of_a_whole_command(name: str, tmp_path: Path)
     """byov pretrain and byov train on lines of their own: the recipe, of the page or of the repository, with --set."""
     from byov.ssl.pretrain import Pretrain
     from byov.train.supervised import Supervised
+    from byov.train.tabular import PREFIXES, Tabular
 
     for block in blocks(name, "toml"):
         (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
     for verb, *words in (shlex.split(line, comments=True) for line in lines(text(name))):
         if verb in ("pretrain", "train"):
             given = VERBS[verb].make_context(verb, words).params
-            recipe = next(p / given["recipe"] for p in (tmp_path, ROOT) if (p / given["recipe"]).is_file())
-            changes = given["set_"] or []
-            config.load_config(Pretrain if verb == "pretrain" else Supervised, recipe, changes)
+            asked, changes = given["recipe"], given["set_"] or []
+            recipe = asked and next(p / asked for p in (tmp_path, ROOT) if (p / asked).is_file())
+            labelled = (
+                Tabular if str(config.values_of(recipe, changes, "data.name")).startswith(PREFIXES) else Supervised
+            )
+            config.load_config(Pretrain if verb == "pretrain" else labelled, recipe, changes)
 
 
 def test_what_would_not_parse_is_found() -> None:

@@ -77,11 +77,18 @@ def command(
     from byov.data.labelled import check_classes, labelled
     from byov.device import choose_device
     from byov.evaluation.images import parse_severities, shifts_for, strength_note
+    from byov.evaluation.regressions import evaluate_run, is_regression
     from byov.evaluation.results import Results, read_baseline
     from byov.evaluation.scores import conventions
     from byov.evaluation.subjects import Reading, subject
     from byov.metrics.functional._checks import check_whole
 
+    if is_regression(model):
+        if shift != "none" or data is not None or split != "test" or baseline is not None:
+            raise ValueError("A run on a table is read on the test rows of its own split, without shifts.")
+        found_numbers = evaluate_run(model, samples, seed, out, choose_device(device), root, force=not resume)
+        _show_numbers(found_numbers, model, out)
+        return
     levels = parse_severities(severities)
     check_whole(bins, "bins")
     if out.is_dir():
@@ -121,6 +128,26 @@ def command(
     results = Results(out, protocol, force=not resume)
     _run(found, images, train, shifts, results, reading, other)
     _show(results, out, left_out, baseline, found)
+
+
+def _show_numbers(found: dict[str, Any], model: str, out: Path) -> None:
+    """A regression's scores, a line for each reading."""
+    from rich.console import Console
+    from rich.table import Table
+
+    protocol = found["protocol"]
+    made = Table(title=f"{model} on {protocol['data']['name']}, {protocol['data']['rows']:,} test rows", box=None)
+    for heading in ("", "RMSE", "log density", "in 95 % intervals"):
+        made.add_column(heading, justify="right" if heading else "left")
+    words = {"at_mean": "at μ", "under_draws": f"under {protocol['samples']} draws"}
+    for key, label in words.items():
+        if key in found:
+            each = found[key]
+            cells = f"{each['rmse']:.4g}", f"{each['log_density']:.3f}", f"{100 * each['coverage95']:.1f} %"
+            made.add_row(label, *cells)
+    console = Console()
+    console.print(made, width=max(100, console.width))
+    console.print(f"all scores and their protocol: {out}", highlight=False, soft_wrap=True)
 
 
 def _made_of(found: Subject, model: str, images: ImageSet, split: str, train: ImageSet | None) -> dict[str, Any]:

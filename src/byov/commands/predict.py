@@ -57,9 +57,14 @@ def command(
     """
     from byov.device import choose_device
     from byov.evaluation.predictions import predict_all, write
+    from byov.evaluation.regressions import is_regression, predict_run
     from byov.evaluation.subjects import Reading, digest, subject
     from byov.files import check_out
 
+    if is_regression(model):
+        rows = predict_run(model, data, samples, seed, out, choose_device(device), force)
+        typer.echo(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
+        return
     if out.suffix not in (".csv", ".npz"):
         raise ValueError(f"Predictions are written as .csv or .npz, not as {out.suffix or 'a file without a suffix'}.")
     check_out(out, force)

@@ -14,11 +14,17 @@ def command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: posterior.family=emp.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in that folder.")] = False,
 ) -> None:
-    """Train a network on labelled images under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
+    """Train a network with labels under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
+
+    On images a classifier; on a table of numbers, data.name = table:FILE or uci:NAME, a regression.
 
     Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
     """
-    from byov.train.config import load_config
-    from byov.train.supervised import Supervised, start
+    from byov.train import supervised, tabular
+    from byov.train.config import load_config, values_of
 
-    start(load_config(Supervised, recipe, set_ or []), run, resume)
+    changes = set_ or []
+    if str(values_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
+        tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
+    else:
+        supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume)

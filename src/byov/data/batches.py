@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from byov.data.datasets import ImageSet
 from byov.data.folder import FolderSet
+from byov.data.tables import Rows
 
 UNREADABLE = 0.01  # the share of images that may be broken before a run stops
 
@@ -56,7 +57,7 @@ class Batches:
 
     def __init__(
         self,
-        data: ImageSet | FolderSet,
+        data: ImageSet | FolderSet | Rows,
         batch_size: int,
         *,
         seed: int = 0,
@@ -77,7 +78,8 @@ class Batches:
         self.unreadable: set[int] = set()
         if drop_last and len(self) == 0:
             per_rank = len(data) // world
-            raise ValueError(f"{data.name} has {per_rank} images for each process, fewer than a batch of {batch_size}.")
+            what = "rows" if isinstance(data, Rows) else "images"
+            raise ValueError(f"{data.name} has {per_rank} {what} for each process, fewer than a batch of {batch_size}.")
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
@@ -97,10 +99,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         order = self._order(self.epoch)
-        if isinstance(self.data, ImageSet):
+        if not isinstance(self.data, FolderSet):
             order = order.to(self.data.images.device)  # once an epoch: each copy from the host waits for the GPU
         parts = list(order.split(self.batch_size))[: len(self)][self.position :]
-        for batch in self._stored(parts) if isinstance(self.data, ImageSet) else self._streamed(parts):
+        for batch in self._streamed(parts) if isinstance(self.data, FolderSet) else self._stored(parts):
             self.position += 1
             if len(batch.indices):
                 yield batch
@@ -111,7 +113,7 @@ class Batches:
         return epoch_order(len(self.data), self.seed, epoch, self.rank, self.world, self.shuffle, even)
 
     def _stored(self, parts: list[Tensor]) -> Iterator[Batch]:
-        assert isinstance(self.data, ImageSet)
+        assert not isinstance(self.data, FolderSet)
         for indices in parts:
             labels = None if self.data.labels is None else self.data.labels[indices]
             yield self._place(Batch(self.data.images[indices], labels, indices))

@@ -63,7 +63,7 @@ def load(
     if (colon and kind == "table") or name.lower().endswith((".csv", ".tsv", ".txt")):
         raise ValueError(
             f"{name!r} is no set of images: "
-            "a table of numbers is read by byov.data.table and fitted by byov.train.regression.fit."
+            "byov train takes a table as data.name = 'table:FILE', Python by byov.data.table."
         )
     if colon:
         raise ValueError(f"A data set's prefix is 'folder:' or 'npz:', not {kind + colon!r}.")

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import math
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +77,44 @@ class Table:
         X, y = (self.X - x_mean) / x_std, (y - y_mean) / y_std
         parts = (X[train], y[train], X[test], y[test], y_mean, y_std)
         return Fold(*(part.to(dtype) for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The training rows of a split as a run takes them: a batch's images are features, its labels targets (n, T).
+
+    `images` and `labels` are standardised; `mean` and `std` are the features' moments, `y_mean` and `y_std` the
+    targets'.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    y_mean: tuple[float, ...]
+    y_std: tuple[float, ...]
+    digest: str
+    image_size: int = 1
+    unit: str = "rows"
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device) -> "Rows":
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+
+def training_rows(data: Table, split: int = 0) -> Rows:
+    """The training part of a split, standardised by its own moments."""
+    fold = data.fold(split)
+    x_mean, x_std = moments(data.X[data.splits[split][0]])
+    mean, std, y_mean, y_std = (tuple(part.flatten().tolist()) for part in (x_mean, x_std, fold.y_mean, fold.y_std))
+    return Rows(data.name, fold.X_train, fold.y_train, mean, std, y_mean, y_std, data.digest)
 
 
 def moments(columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,6 +210,19 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
     X = np.delete(rows, column, axis=1)
     made = random_splits(len(rows), splits, seed=seed, name=str(path))
     return Table(path.stem, torch.from_numpy(X), torch.from_numpy(rows[:, column].copy()), made)
+
+
+def features(path: str | Path, count: int, target: str | int = -1) -> Tensor:
+    """The rows of a .csv or .npz to predict: `count` columns, or one more, the `target`'s, which is left out."""
+    path = Path(path).expanduser()
+    if path.suffix == ".csv" and path.is_file():
+        header, rows = _csv(path)
+        if len(header) == count:
+            return torch.from_numpy(rows)
+    found = table(path, target, splits=1).X
+    if found.shape[1] != count:
+        raise ValueError(f"{path} has {found.shape[1]} features beside the target, not {count}.")
+    return found
 
 
 def _csv(path: Path) -> tuple[list[str], np.ndarray]:

@@ -38,6 +38,18 @@ def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides
     return _build(cls, values, "", text=True)
 
 
+def values_of(path: str | PathLike[str] | None, overrides: Sequence[str], key: str) -> Any:
+    """What a recipe and its overrides say of one key, such as "data.name", before anybody knows the recipe's kind."""
+    for override in reversed(list(overrides)):
+        name, _, text = override.partition("=")
+        if name.strip() == key:
+            return text.strip().strip("\"'")
+    found: Any = {} if path is None else _read(Path(path), ())
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
     """The config that `to_dict` was given."""
     return _build(cls, values, "", text=False)

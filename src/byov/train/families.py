@@ -90,6 +90,11 @@ class FamilyConfig(ObjectiveConfig):
         changed = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
         return [f"posterior.{name}" for name in changed if not used & set(_TAKEN_BY.get(name, used))]
 
+    def note(self) -> str:
+        """A sentence on what is not used, where anything is not."""
+        unused = ", ".join(self.unused())
+        return f"Not used by posterior.family = {self.family}: {unused}." if unused else ""
+
     def rules(self, pretrained: bool = False) -> Rules | None:
         """The rules for `bayesianize`; None for a network without a posterior."""
         if self.family == "none":

@@ -109,4 +109,5 @@ def summary(loop: Loop, finished: bool) -> str:
     """One line on how a run ended."""
     speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
     stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
-    return f"{loop.run}: {'finished' if finished else stopped}, {loop.seconds:.0f} s, {speed:,.0f} images/s"
+    unit = getattr(loop.task.data, "unit", "images")
+    return f"{loop.run}: {'finished' if finished else stopped}, {loop.seconds:.0f} s, {speed:,.0f} {unit}/s"

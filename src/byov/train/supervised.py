@@ -54,23 +54,16 @@ class Step(NamedTuple):
     accuracy: Tensor
 
 
-class Classifier(nn.Module):
-    """cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 in the KL's place."""
+class Penalised(nn.Module):
+    """A network and what pulls at its weights: β·KL/N, or the L2 penalty of appendix C.1 in its place."""
 
-    def __init__(self, net: nn.Module, augment: CropFlip, number: float, posterior: FamilyConfig, batch: int) -> None:
+    def __init__(self, net: nn.Module, number: float, posterior: FamilyConfig, batch: int) -> None:
         super().__init__()
-        self.net, self.augment, self.kl_scale = net, augment, number
+        self.net, self.kl_scale = net, number
         self.posterior, self.batch = posterior, batch
 
-    def forward(self, images: Tensor, labels: Tensor, uniforms: Tensor, weight: Tensor) -> Step:
-        logits = self.net(self.augment.render(images, uniforms))
-        cross_entropy = F.cross_entropy(logits.float(), labels)
-        penalty = self.penalty(cross_entropy)
-        correct = (logits.argmax(1) == labels).float().mean()
-        return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
-
     def penalty(self, like: Tensor) -> Tensor:
-        """What is added to the cross-entropy, but for β."""
+        """What is added to the cross-entropy, or to another loss, but for β."""
         if self.posterior.penalty == "l2":
             return self.posterior.l2.penalty(self.net) / self.batch
         if isinstance(self.net, BayesianModule):
@@ -79,6 +72,21 @@ class Classifier(nn.Module):
             return torch.zeros_like(like)
         squares = torch.stack([p.square().sum() for p in self.net.parameters() if p.requires_grad]).sum()
         return 0.5 * squares / self.posterior.prior_std**2 / self.kl_scale
+
+
+class Classifier(Penalised):
+    """cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 in the KL's place."""
+
+    def __init__(self, net: nn.Module, augment: CropFlip, number: float, posterior: FamilyConfig, batch: int) -> None:
+        super().__init__(net, number, posterior, batch)
+        self.augment = augment
+
+    def forward(self, images: Tensor, labels: Tensor, uniforms: Tensor, weight: Tensor) -> Step:
+        logits = self.net(self.augment.render(images, uniforms))
+        cross_entropy = F.cross_entropy(logits.float(), labels)
+        penalty = self.penalty(cross_entropy)
+        correct = (logits.argmax(1) == labels).float().mean()
+        return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
 
 
 class SupervisedTask:
@@ -90,16 +98,8 @@ class SupervisedTask:
         self.recipe = recipe
         self.data = data.to(device) if isinstance(data, ImageSet) else data
         self._module = build(recipe, data, len(data.class_names), world, device)
-        net, share = self._module.net, recipe.train.batch // (world * recipe.train.accumulate)
-        if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
-            raise ValueError(f"{recipe.model.name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
-        # What has a posterior, and what all its draws share.
-        self._patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
-        self._shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
-        if recipe.posterior.alternate and not self._shared:
-            raise ValueError(
-                "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
-            )
+        check_batch(self._module.net, recipe.model.name, recipe.train, world)
+        self.patches = Patches(self._module.net, recipe.posterior)
 
     @property
     def module(self) -> Classifier:
@@ -115,22 +115,45 @@ class SupervisedTask:
         return batch.images, batch.labels, drawn[place.rank :: place.world], weight
 
     def before(self, step: int) -> None:
+        self.patches.before(step)
+
+    def after(self, step: int, total: int) -> None:
+        """Nothing follows a step."""
+
+
+class Patches:
+    """What has a posterior, and what all its draws share: how fast either learns, and when."""
+
+    def __init__(self, net: nn.Module, posterior: FamilyConfig) -> None:
+        self.net, self.posterior = net, posterior
+        self.patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
+        self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
+        if posterior.alternate and not self.shared:
+            raise ValueError(
+                "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
+            )
+
+    def before(self, step: int) -> None:
         """The patches' gradients times `gain` and `apart`; in coordinate descent only one half has any.
 
         Without a gradient a parameter, and the optimizer's state of it, stay as they are.
         """
-        posterior = self.recipe.posterior
+        posterior = self.posterior
         if posterior.alternate:
-            for parameter in (self._patched, self._shared)[step // posterior.alternate % 2]:
+            for parameter in (self.patched, self.shared)[step // posterior.alternate % 2]:
                 parameter.grad = None
-        gradients = [p.grad for p in self._patched if p.grad is not None]
+        gradients = [p.grad for p in self.patched if p.grad is not None]
         if gradients and posterior.gain != 1:
             torch._foreach_mul_(gradients, posterior.gain)
         if posterior.apart is not None and posterior.components:
-            hold_apart(self._module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
+            hold_apart(self.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
 
-    def after(self, step: int, total: int) -> None:
-        """Nothing follows a step."""
+
+def check_batch(net: nn.Module, name: str, train: TrainConfig, world: int) -> None:
+    """BatchNorm has no statistics of one example."""
+    share = train.batch // (world * train.accumulate)
+    if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+        raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
 
 
 def build(
@@ -151,14 +174,14 @@ def build(
         net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained and fetch)
     if world > 1:
         net = synchronise(net, device)
-    covered, net = _with_posterior(net, posterior, recipe.model.pretrained)
+    covered, net = with_posterior(net, posterior, recipe.model.pretrained)
     still = recipe.augment == "none"
     augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, data.mean, data.std)
     number = kl_scale(posterior.kl_scale, len(data), covered)
     return Classifier(net, augment, number, posterior, recipe.train.batch)
 
 
-def _with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
+def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
     """How many weights are covered, and the network with its posterior; the network as it is where there is none."""
     rules = posterior.rules(pretrained)
     if rules is None:
@@ -192,9 +215,7 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
         task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
         return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
 
-    unused = ", ".join(recipe.posterior.unused())
-    note = f"Not used by posterior.family = {recipe.posterior.family}: {unused}." if unused else ""
-    return execute("train", recipe, run, resume, make, note)
+    return execute("train", recipe, run, resume, make, recipe.posterior.note())
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:

@@ -1,0 +1,133 @@
+"""How good a regression is and how well it knows: RMSE, log density and coverage, at μ and under draws."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from byov.data.config import Like
+from byov.data.tables import features
+from byov.evaluation.subjects import digest
+from byov.files import check_out, write_json
+from byov.metrics.functional import log_predictive_density, rmse
+from byov.posterior import BayesianModule
+from byov.prediction import predict
+from byov.train import checkpoint
+from byov.train.tabular import Regressor, TableConfig, Tabular, restore
+
+NORMAL_95 = 1.959964
+"""Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Of N rows and T targets, at their own scale; draws are (S, N, T), a single one at μ."""
+
+    draws: Tensor
+    precision: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return self.draws.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """The standard deviation over draws: what more data would take away."""
+        return self.draws.std(0, correction=0)
+
+    @property
+    def std(self) -> Tensor:
+        """With the noise 1/τ in it."""
+        return (self.draws.var(0, correction=0) + 1.0 / self.precision).sqrt()
+
+    def scores(self, y: Tensor) -> dict[str, float]:
+        """Against targets (N, T): RMSE, mean log density per target, and the share within 95 % intervals."""
+        outputs = range(y.shape[1])
+        density = [log_predictive_density(self.draws[..., t], y[:, t], float(self.precision[t])) for t in outputs]
+        inside = (y - self.mean).abs() <= NORMAL_95 * self.std
+        return {
+            "rmse": rmse(self.mean, y).item(),
+            "log_density": torch.stack(density).mean().item(),
+            "coverage95": inside.double().mean().item(),
+        }
+
+
+def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, seed: int = 0) -> Predicted:
+    """What a run says of rows X (N, D) at their own scale: at μ without `samples`, else under so many draws."""
+    if X.ndim != 2 or X.shape[1] != like.channels:
+        raise ValueError(f"The run takes rows of {like.channels} features, not of {X.shape[-1]}.")
+    x = ((X.double() - torch.tensor(like.mean)) / torch.tensor(like.std)).to(module.y_mean)
+    net: Any = module.net
+    if samples is None or not isinstance(net, BayesianModule):
+        with torch.no_grad():
+            draws = net(x)[None]
+    else:
+        generator = Generator(x.device).manual_seed(seed)
+        draws = predict(net, x, samples, generator=generator, task="regression", keep=True, progress=False).draws
+    own = draws * module.y_std + module.y_mean
+    return Predicted(own.double().cpu(), module.precision.double().cpu())
+
+
+def is_regression(name: str) -> bool:
+    """Whether a name is that of a run on a table."""
+    path = Path(name).expanduser()
+    file = path / "checkpoint.safetensors" if path.is_dir() else path
+    if name.startswith("python:") or not file.is_file():
+        return False
+    about = checkpoint.peek(file).get("recipe")
+    return isinstance(about, dict) and about.get("kind") == "table"
+
+
+def evaluate_run(
+    name: str, samples: int, seed: int, out: Path, device: torch.device, root: Path | None = None, force: bool = False
+) -> dict[str, Any]:
+    """Read a run on the test rows of its split, at μ and under draws; the numbers and their protocol, in a file too."""
+    check_out(out, force)
+    module, recipe, like = restore(Path(name), device)
+    data = _data(recipe, root).table()
+    test = data.splits[recipe.data.split][1]
+    X, y = data.X[test], data.y[test][:, None]
+    posterior = isinstance(module.net, BayesianModule)
+    readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
+    found: dict[str, Any] = {key: predicted(module, like, X, count, seed).scores(y) for key, count in readings.items()}
+    found["precision"] = module.precision.tolist()
+    found["protocol"] = {
+        "model": {"name": name, "kind": "table", "digest": digest(module), "posterior": posterior},
+        "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(test)},
+        "samples": samples if posterior else None,
+        "seed": seed,
+        "device": device.type,
+        "torch": str(torch.__version__),
+        "command": shlex.join(["byov", *sys.argv[1:]]),
+    }
+    write_json(out, {"kind": "byov evaluate, a table", **found})
+    return found
+
+
+def predict_run(
+    name: str, data: str, samples: int, seed: int, out: Path, device: torch.device, force: bool = False
+) -> Predicted:
+    """What a run says of the rows of a file, written as .csv: the mean, its standard deviation, and that over draws."""
+    if out.suffix != ".csv":
+        raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
+    check_out(out, force)
+    module, recipe, like = restore(Path(name), device)
+    found = predicted(module, like, features(data, like.channels, recipe.data.column), samples, seed)
+    columns = (found.mean[:, 0].tolist(), found.std[:, 0].tolist(), found.spread[:, 0].tolist())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="", encoding="utf-8") as file:
+        write = csv.writer(file)
+        write.writerow(["row", "mean", "std", "epistemic_std"])
+        write.writerows(zip(range(1, 1 + len(columns[0])), *columns, strict=True))
+    return found
+
+
+def _data(recipe: Tabular, root: Path | None) -> TableConfig:
+    return recipe.data if root is None else replace(recipe.data, root=str(root))

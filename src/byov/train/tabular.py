@@ -1,0 +1,214 @@
+"""Regression on a table of numbers, from a recipe: a network under any family, negative ELBO with one draw per batch.
+
+This is one split, any network and any family, through the loop that images go through. `byov.train.regression` trains
+all splits of a table at once, for the paper's network and families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite, log, pi
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from torch import Generator, Tensor, nn
+
+from byov.data import Batch
+from byov.data.config import Like
+from byov.data.tables import Rows, Table, table, training_rows, uci
+from byov.models import regression_mlp
+from byov.models.entry import resolve
+from byov.posterior import kl_scale
+from byov.train.config import from_dict
+from byov.train.families import FamilyConfig
+from byov.train.loop import Place, TrainConfig
+from byov.train.run import execute, reopen
+from byov.train.supervised import Patches, Penalised, check_batch, with_posterior
+from byov.train.sync_batchnorm import synchronise
+
+PREFIXES = ("table:", "uci:")
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Which rows; a recipe's [data]."""
+
+    name: str = "uci:boston"
+    """`table:FILE`, a .csv or .npz of your own, or `uci:NAME`, a set of the regression benchmark."""
+    root: str | None = None
+    target: str | None = None
+    """The target's column in a .csv, by name or number; by default the last."""
+    split: int = 0
+
+    def table(self) -> Table:
+        prefix, _, name = self.name.partition(":")
+        if f"{prefix}:" not in PREFIXES or not name:
+            raise ValueError(f"A table's name is table:FILE or uci:NAME, not {self.name!r}.")
+        found = uci(name, self.root) if prefix == "uci" else table(name, self.column)
+        if not 0 <= self.split < len(found.splits):
+            raise ValueError(f"{found.name} has the splits 0 to {len(found.splits) - 1}, not {self.split}.")
+        return found
+
+    @property
+    def column(self) -> str | int:
+        if self.target is None:
+            return -1
+        return int(self.target) if self.target.removeprefix("-").isdecimal() else self.target
+
+    def load(self) -> Rows:
+        return training_rows(self.table(), self.split)
+
+
+@dataclass(frozen=True)
+class RegressorConfig:
+    """Which network; a recipe's [model]."""
+
+    name: str = "mlp"
+    """"mlp" is the one of the patching paper's appendix D.7; or `python:module:function`, of features and targets."""
+    hidden: int = 50
+    norm: bool = True
+    precision: float | None = None
+    """τ of the noise, at the target's own scale; None: learned with the weights."""
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and not (isfinite(self.precision) and self.precision > 0):
+            raise ValueError(f"model.precision is above 0, or none to learn it, not {self.precision}.")
+
+
+@dataclass(frozen=True)
+class TableTrain(TrainConfig):
+    """As for images, with what suits a few hundred rows; a recipe's [train]."""
+
+    epochs: int = 400
+    batch: int = 100
+    lr: float = 1e-2
+    warmup: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """A whole recipe."""
+
+    data: TableConfig = field(default_factory=TableConfig)
+    model: RegressorConfig = field(default_factory=RegressorConfig)
+    posterior: FamilyConfig = field(default_factory=FamilyConfig)
+    train: TableTrain = field(default_factory=TableTrain)
+
+
+class Step(NamedTuple):
+    """What one step computed: the loss to minimise, and what to look at; `error` is in standard deviations of y."""
+
+    loss: Tensor
+    nll: Tensor
+    kl: Tensor
+    error: Tensor
+
+
+class Regressor(Penalised):
+    """−log N(y | f(x), τ⁻¹) + β·KL/N of one batch under one draw, on standardised rows."""
+
+    y_mean: Tensor
+    y_std: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        number: float,
+        posterior: FamilyConfig,
+        batch: int,
+        targets: tuple[tuple[float, ...], tuple[float, ...]],
+        precision: float | None,
+    ) -> None:
+        super().__init__(net, number, posterior, batch)
+        self.register_buffer("y_mean", torch.tensor(targets[0]))
+        self.register_buffer("y_std", torch.tensor(targets[1]))
+        start = torch.zeros(len(targets[0])) if precision is None else (precision * self.y_std.square()).log()
+        self.log_precision = nn.Parameter(start, requires_grad=precision is None)
+        """Of the standardised targets."""
+
+    def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Step:
+        error = (self.net(x).float() - y).square()
+        each = 0.5 * (self.log_precision.exp() * error - self.log_precision + log(2 * pi))
+        nll = each.sum(1).mean()
+        penalty = self.penalty(nll)
+        return Step(nll + weight * penalty, nll.detach(), penalty.detach(), error.mean().sqrt().detach())
+
+    @property
+    def precision(self) -> Tensor:
+        """τ at the targets' own scale, (T,)."""
+        return self.log_precision.detach().exp() / self.y_std.square()
+
+
+class TableTask:
+    """A regression on a table's rows, as the loop wants it."""
+
+    def __init__(self, recipe: Tabular, data: Rows, world: int, device: torch.device) -> None:
+        self.recipe, self.data = recipe, data.to(device)
+        like = Like(data.channels, 1, data.mean, data.std, len(data))
+        self._module = build(recipe, like, (data.y_mean, data.y_std), world, device)
+        check_batch(self._module.net, recipe.model.name, recipe.train, world)
+        self.patches = Patches(self._module.net, recipe.posterior)
+
+    @property
+    def module(self) -> Regressor:
+        return self._module
+
+    def trainable(self) -> nn.Module:
+        return self._module
+
+    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
+        posterior = self.recipe.posterior
+        weight = posterior.beta(place) if posterior.penalty == "kl" else torch.ones((), device=place.device)
+        return batch.images, batch.labels, weight
+
+    def before(self, step: int) -> None:
+        self.patches.before(step)
+
+    def after(self, step: int, total: int) -> None:
+        """Nothing follows a step."""
+
+
+def build(
+    recipe: Tabular,
+    like: Like,
+    targets: tuple[tuple[float, ...], tuple[float, ...]],
+    world: int,
+    device: torch.device,
+) -> Regressor:
+    """The module that a recipe describes, for rows of as many features as `like` has channels."""
+    name, features, outputs = recipe.model.name, like.channels, len(targets[0])
+    if name == "mlp":
+        net: nn.Module = regression_mlp(features, recipe.model.hidden, outputs, recipe.model.norm)
+    elif name.startswith("python:"):
+        net = resolve(name.removeprefix("python:"))(features, outputs)
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+    else:
+        raise ValueError(f"A table's network is mlp, or python:module:function, not {name!r}.")
+    if world > 1:
+        net = synchronise(net, device)
+    covered, net = with_posterior(net, recipe.posterior, pretrained=False)
+    number = kl_scale(recipe.posterior.kl_scale, len(like), covered)
+    return Regressor(net, number, recipe.posterior, recipe.train.batch, targets, recipe.model.precision)
+
+
+def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
+    """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
+
+    def make(data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
+        task = TableTask(recipe, data, fabric.world_size, fabric.device)
+        return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)]}
+
+    return execute("table", recipe, run, resume, make, recipe.posterior.note())  # type: ignore[arg-type]
+
+
+def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
+    """The module of a run as its checkpoint left it, its recipe, and the features' moments."""
+    state, like = reopen(run, "table")
+    recipe = from_dict(Tabular, state["recipe"]["config"])
+    y_mean, y_std = map(tuple, state["recipe"]["targets"])
+    module = build(recipe, like, (y_mean, y_std), 1, torch.device(device))
+    module.load_state_dict(state["module"])
+    return module.to(device).eval(), recipe, like

@@ -1,0 +1,218 @@
+"""Regression on a table through `byov train`, `byov evaluate` and `byov predict`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from math import log, pi
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import byov
+from byov.cli import main
+from byov.data.tables import table, training_rows
+from byov.evaluation.regressions import predicted
+from byov.train import checkpoint
+from byov.train.config import load_config
+from byov.train.tabular import Regressor, TableTask, Tabular, restore, start
+
+ROOT = Path(__file__).parents[2]
+NOISE = 0.5
+FAMILIES = ("none", "gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp")
+
+
+@pytest.fixture(scope="module")
+def wells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 rows of y = 10 sin 3a + 5b, with Gaussian noise of a half."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 2, generator=generator)
+    y = 10 * (3 * x[:, 0]).sin() + 5 * x[:, 1] + NOISE * torch.randn(600, generator=generator)
+    path = tmp_path_factory.mktemp("data") / "wells.csv"
+    rows = [f"{a},{b},{c}" for (a, b), c in zip(x.tolist(), y.tolist(), strict=True)]
+    path.write_text("\n".join(["depth,slope,flow", *rows]))
+    return path
+
+
+def recipe(wells: Path, *changes: str) -> Tabular:
+    at = (f"data.name=table:{wells}", "train.accelerator=cpu", "train.devices=1", "train.epochs=150")
+    return load_config(Tabular, None, [*at, *changes])
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    def command(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        out, err = capsys.readouterr()
+        return int(ending.value.code or 0), out, err
+
+    return command
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_the_function_and_its_noise(family: str, wells: Path, tmp_path: Path) -> None:
+    """60 test rows: the RMSE of the truth is 0.5 with a standard error of 0.05, so 0.8 tells a fit from none (4.0)."""
+    epochs = 300 if family in ("ensemble", "emp", "ecmp") else 120  # a step reaches one component of five
+    more = ["posterior.log_var=-8"] if family == "gaussian" else []
+    assert start(recipe(wells, f"posterior.family={family}", f"train.epochs={epochs}", *more), tmp_path)
+    module, _, like = restore(tmp_path)
+    data = table(wells)
+    test = data.splits[0][1]
+    found = predicted(module, like, data.X[test], None if family == "none" else 100).scores(data.y[test][:, None])
+    assert found["rmse"] < 0.8
+    assert found["log_density"] > -1.4  # of the truth: −½ log(2πe/4) = −0.73
+    assert found["coverage95"] > 0.85
+    assert 0.25 < float(module.precision) ** -0.5 < 1.0
+
+
+def test_the_loss_is_the_gaussian_density_and_the_kl_by_hand(wells: Path) -> None:
+    asked = recipe(wells, "posterior.family=gaussian", "posterior.kl_scale=dataset")
+    data = training_rows(table(wells), 0)
+    module = TableTask(asked, data, 1, torch.device("cpu")).module
+    with torch.no_grad():
+        module.log_precision.fill_(0.7)
+    x, y = data.images[:20], data.labels[:20]
+    generator = torch.Generator().manual_seed(3)
+    net: Any = module.net
+    noise = net.noise(generator)
+    with net.draw(noise=noise):
+        out = module(x, y, torch.tensor(0.3))
+    with net.draw(noise=noise):
+        f = net(x)
+    tau = torch.tensor(0.7).exp()
+    density = torch.distributions.Normal(f, tau**-0.5).log_prob(y).mean()
+    torch.testing.assert_close(out.nll, -density.detach())
+    torch.testing.assert_close(out.loss, -density + 0.3 * net.kl() / len(data))
+    assert module.kl_scale == len(data) == 540
+
+
+def test_a_precision_that_is_given_stays_and_is_at_the_targets_scale(wells: Path, tmp_path: Path) -> None:
+    start(recipe(wells, "posterior.family=none", "model.precision=4", "train.epochs=3"), tmp_path)
+    module, _, like = restore(tmp_path)
+    assert float(module.precision) == pytest.approx(4.0, rel=1e-5)
+    found = predicted(module, like, torch.rand(5, 2), None)
+    torch.testing.assert_close(found.std, torch.full((5, 1), 0.5, dtype=torch.float64), rtol=1e-4, atol=1e-5)
+    assert not found.spread.any()
+    expected = module.net((torch.tensor([[0.2, 0.9]]) - torch.tensor(like.mean)) / torch.tensor(like.std))
+    own = predicted(module, like, torch.tensor([[0.2, 0.9]]), None).mean
+    torch.testing.assert_close(own, (expected * module.y_std + module.y_mean).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit(wells: Path, tmp_path: Path) -> None:
+    words = ("posterior.family=emp", "posterior.on=norm+output", "train.epochs=6")
+    assert start(recipe(wells, *words), tmp_path / "whole")
+    assert not start(recipe(wells, *words, "train.minutes=1e-9"), tmp_path / "parts")
+    assert start(recipe(wells, *words), tmp_path / "parts", resume=True)
+    one, other = (checkpoint.load(tmp_path / run / "checkpoint.safetensors")["module"] for run in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    assert "log_precision" in one
+    assert all(torch.equal(one[key], other[key]) for key in one if isinstance(one[key], torch.Tensor))
+
+
+def test_train_evaluate_and_predict_by_command(call: Any, wells: Path, tmp_path: Path) -> None:
+    run, out, rows = tmp_path / "run", tmp_path / "r.json", tmp_path / "p.csv"
+    words = ("data.target=flow", "posterior.family=emp", "posterior.on=norm+output", "train.epochs=100")
+    sets = [part for word in (f"data.name=table:{wells}", *words) for part in ("--set", word)]
+    status, _, err = call("train", "--run", run, *sets, "--set", "train.accelerator=cpu")
+    assert status == 0
+    assert "rows/s" in err
+    status, shown, _ = call("evaluate", run, "--samples", 50, "--device", "cpu", "--out", out)
+    found = json.loads(out.read_text())
+    assert status == 0
+    assert {"at_mean", "under_draws", "precision", "protocol"} <= found.keys()
+    assert found["protocol"]["data"]["rows"] == 60
+    assert "under 50 draws" in shown
+    assert f"{found['under_draws']['rmse']:.4g}" in shown
+    assert call("evaluate", run, "--device", "cpu", "--out", out)[0] == 2  # nothing is overwritten
+    assert call("predict", run, wells, "--samples", 20, "--device", "cpu", "--out", rows)[0] == 0
+    with rows.open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 600
+    assert all(float(line["std"]) > float(line["epistemic_std"]) > 0 for line in lines)
+    alone = tmp_path / "new.csv"  # rows whose target is not known yet
+    alone.write_text("depth,slope\n0.5,0.5\n")
+    assert call("predict", run, alone, "--device", "cpu", "--out", tmp_path / "new_p.csv")[0] == 0
+    mean = float(next(csv.DictReader((tmp_path / "new_p.csv").open()))["mean"])
+    assert mean == pytest.approx(10 * torch.tensor(1.5).sin().item() + 2.5, abs=2.0)
+
+
+def own(features: int, targets: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 7), nn.Tanh(), nn.Linear(7, targets))
+
+
+def test_a_network_of_ones_own(wells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    assert start(recipe(wells, "model.name=python:test_tabular:own", "train.epochs=2"), tmp_path)
+    module, _, _ = restore(tmp_path)
+    assert isinstance(module, Regressor)
+    assert isinstance(module.net, byov.BayesianModule)
+    assert module.net.mean()["0.weight"].shape == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["data.target=depht"], "has no column 'depht'"),
+        (["data.target=9"], "none can be the target at 9"),
+        (["data.split=20"], "has the splits 0 to 19, not 20"),
+        (["data.name=uci:"], "A table's name is table:FILE or uci:NAME, not 'uci:'"),
+        (["data.name=table:nowhere.csv"], "nowhere.csv is not a file"),
+        (["model.name=resnet18"], "A table's network is mlp, or python:module:function, not 'resnet18'"),
+        (["model.precision=-1"], "model.precision is above 0, or none to learn it, not -1.0"),
+        (["train.batch=1"], "BatchNorm, which needs batches of at least 2"),
+        (["train.batch=2000"], "540 rows for each process, fewer than a batch of 2000"),
+        (["posterior.family=gauss"], "posterior.family"),
+    ],
+)
+def test_bad_input_is_one_sentence(call: Any, wells: Path, tmp_path: Path, words: list[str], sentence: str) -> None:
+    sets = [part for word in (f"data.name=table:{wells}", *words) for part in ("--set", word)]
+    status, out, err = call("train", "--run", tmp_path / "run", *sets, "--set", "train.accelerator=cpu")
+    assert status == 2
+    assert sentence in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("cells", "sentence"),
+    [("0.1,0.2,red", "'red' in column 'flow' is not a number"), ("0.1,nan,3", "missing or infinite")],
+)
+def test_words_and_gaps_are_refused(call: Any, tmp_path: Path, cells: str, sentence: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["depth,slope,flow", *["0.5,0.5,1.0"] * 30, cells]))
+    status, _, err = call("train", "--run", tmp_path / "run", "--set", f"data.name=table:{path}")
+    assert status == 2
+    assert sentence in err
+
+
+def test_readings_that_a_table_does_not_have_are_refused(call: Any, wells: Path, tmp_path: Path) -> None:
+    start(recipe(wells, "posterior.family=none", "train.epochs=1"), tmp_path / "run")
+    assert "without shifts" in call("evaluate", tmp_path / "run", "--shift", "corruptions")[2]
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("a,b,c,d,e\n1,2,3,4,5\n1,2,3,4,5\n")
+    assert "features beside the target, not 2" in call("predict", tmp_path / "run", wrong)[2]
+    assert "written as .csv" in call("predict", tmp_path / "run", wells, "--out", tmp_path / "p.npz")[2]
+
+
+def test_the_recipe_in_the_repository_is_read(wells: Path, tmp_path: Path) -> None:
+    found = load_config(Tabular, ROOT / "recipes" / "boston_emp.toml", [f"data.name=table:{wells}", "train.epochs=1"])
+    assert found.posterior.family == "emp"
+    assert start(found, tmp_path)
+
+
+def test_the_density_of_draws_is_their_mixture() -> None:
+    """Two draws ±1 around a target at 0 with τ = 4: ½ (N(1) + N(−1)) = N(1 | 0, ¼)."""
+    from byov.evaluation.regressions import Predicted
+
+    found = Predicted(torch.tensor([[[1.0]], [[-1.0]]]).double(), torch.tensor([4.0]).double())
+    scores = found.scores(torch.zeros(1, 1).double())
+    assert scores["log_density"] == pytest.approx(0.5 * log(4 / (2 * pi)) - 2.0)
+    assert scores["rmse"] == 0.0
+    assert float(found.std) == pytest.approx((1 + 0.25) ** 0.5)
+    assert scores["coverage95"] == 1.0
