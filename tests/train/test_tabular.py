@@ -126,6 +126,7 @@ def test_train_evaluate_and_predict_by_command(call: Any, wells: Path, tmp_path:
     found = json.loads(out.read_text())
     assert status == 0
     assert {"at_mean", "under_draws", "precision", "protocol"} <= found.keys()
+    assert not found["note"]  # as there is where the mean averages networks that started anew
     assert found["protocol"]["data"]["rows"] == 60
     assert "under 50 draws" in shown
     assert f"{found['under_draws']['rmse']:.4g}" in shown

@@ -147,6 +147,8 @@ def _show_numbers(found: dict[str, Any], model: str, out: Path) -> None:
             made.add_row(label, *cells)
     console = Console()
     console.print(made, width=max(100, console.width))
+    if found["note"]:
+        console.print(found["note"], highlight=False)
     console.print(f"all scores and their protocol: {out}", highlight=False, soft_wrap=True)
 
 
@@ -260,6 +262,7 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
     from rich.console import Console
 
     from byov.evaluation.results import read
+    from byov.evaluation.subjects import NO_NETWORK, started_anew
     from byov.evaluation.table import error_lines, table
 
     console = Console()
@@ -270,9 +273,8 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     console.print(table(results.rows, f"{protocol['model']['name']} on {about}{draws}"))
     console.print(_caption(protocol), highlight=False)
-    if any(getattr(factor.family, "start", "") == "reset" for factor in getattr(found.weights, "factors", ())):
-        note = "At μ are averages of components that started anew, which need be no network: read the draws."
-        console.print(note, highlight=False)
+    if started_anew(found.weights):
+        console.print(NO_NETWORK, highlight=False)
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}", highlight=False, soft_wrap=True)
     _show_errors(console, read(out), baseline, error_lines)

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from byov.data.config import Like
 from byov.data.tables import features
-from byov.evaluation.subjects import digest
+from byov.evaluation.subjects import NO_NETWORK, digest, started_anew
 from byov.files import check_out, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
@@ -98,6 +98,7 @@ def evaluate_run(
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
     found: dict[str, Any] = {key: predicted(module, like, X, count, seed).scores(y) for key, count in readings.items()}
     found["precision"] = module.precision.tolist()
+    found["note"] = NO_NETWORK if started_anew(module.net) else ""
     found["protocol"] = {
         "model": {"name": name, "kind": "table", "digest": digest(module), "posterior": posterior},
         "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(test)},

@@ -222,6 +222,15 @@ def subject(name: str, reading: Reading | None = None) -> Subject:
     return RUNS[kind](file, about, reading)
 
 
+NO_NETWORK = "At μ are averages of components that started anew, which need be no network: read the draws."
+
+
+def started_anew(weights: nn.Module) -> bool:
+    """Whether the posterior mean averages networks, or layers, that have nothing to do with each other."""
+    factors = weights.factors if isinstance(weights, BayesianModule) else ()
+    return any(getattr(factor.family, "start", "") == "reset" for factor in factors)
+
+
 def digest(weights: nn.Module) -> str:
     """The first 12 hex digits of the SHA-256 of a module's state, by name, dtype, shape and bytes."""
     content = hashlib.sha256()
