@@ -1,8 +1,8 @@
 """A temperature for class probabilities, also for averages over draws: p ∝ p̄^(1/T).
 
-An average of many draws is more often right than it says, and the more draws there are the more so: a head is fitted to
-averages of a few, and read under averages of many. One number, chosen by likelihood, takes that back where it is the
-same for all images; of what draws add under shift it takes a part, too.
+An average of many draws is more often right than it says, also where the head was fitted to averages of as many. One
+number, chosen by likelihood, takes that back where it is the same for all images; of what draws add under shift it
+takes a part, too.
 """
 
 from __future__ import annotations
