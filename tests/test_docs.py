@@ -294,7 +294,7 @@ def test_recipes_take_the_settings_of_a_whole_command(name: str, tmp_path: Path)
             asked, changes = given["recipe"], given["set_"] or []
             recipe = asked and next(p / asked for p in (tmp_path, ROOT) if (p / asked).is_file())
             labelled = (
-                Tabular if str(config.values_of(recipe, changes, "data.name")).startswith(PREFIXES) else Supervised
+                Tabular if str(config.value_of(recipe, changes, "data.name")).startswith(PREFIXES) else Supervised
             )
             config.load_config(Pretrain if verb == "pretrain" else labelled, recipe, changes)
 

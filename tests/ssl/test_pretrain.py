@@ -159,6 +159,12 @@ def test_beta_runs_along_its_half_cosine(tmp_path: Path) -> None:
     assert lines[0]["sigma"] == pytest.approx(0.0067379, rel=1e-2)  # exp(−10/2)
 
 
+def test_a_student_without_a_posterior_has_the_same_teacher(tmp_path: Path) -> None:
+    start(recipe("posterior.family=none", "ssl.tau_base=0.9", "ssl.tau_end=0.95", "train.minutes=1e-9"), tmp_path)
+    about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
+    assert (about["tau_base"], about["tau_end"]) == (0.9, 0.95)
+
+
 def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
     start(recipe("ssl.tau_batch=128", "ssl.tau_base=0.98", "ssl.tau_end=0.98", "posterior.kl_scale=dataset"), tmp_path)
     about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]

@@ -195,6 +195,8 @@ def test_words_and_gaps_are_refused(call: Any, tmp_path: Path, cells: str, sente
 def test_readings_that_a_table_does_not_have_are_refused(call: Any, wells: Path, tmp_path: Path) -> None:
     start(recipe(wells, "posterior.family=none", "train.epochs=1"), tmp_path / "run")
     assert "without shifts" in call("evaluate", tmp_path / "run", "--shift", "corruptions")[2]
+    assert "without shifts" in call("evaluate", tmp_path / "run", "--limit", 5)[2]
+    assert "all rows of a file" in call("predict", tmp_path / "run", wells, "--tolerance", 0.1)[2]
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b,c,d,e\n1,2,3,4,5\n1,2,3,4,5\n")
     assert "features beside the target, not 2" in call("predict", tmp_path / "run", wrong)[2]

@@ -77,17 +77,16 @@ def command(
     from byov.data.labelled import check_classes, labelled
     from byov.device import choose_device
     from byov.evaluation.images import parse_severities, shifts_for, strength_note
-    from byov.evaluation.regressions import evaluate_run, is_regression
+    from byov.evaluation.regressions import evaluate_run
     from byov.evaluation.results import Results, read_baseline
     from byov.evaluation.scores import conventions
-    from byov.evaluation.subjects import Reading, subject
+    from byov.evaluation.subjects import Reading, is_regression, subject
     from byov.metrics.functional._checks import check_whole
 
     if is_regression(model):
-        if shift != "none" or data is not None or split != "test" or baseline is not None:
-            raise ValueError("A run on a table is read on the test rows of its own split, without shifts.")
-        found_numbers = evaluate_run(model, samples, seed, out, choose_device(device), root, force=not resume)
-        _show_numbers(found_numbers, model, out)
+        if shift != "none" or data is not None or split != "test" or baseline is not None or limit is not None:
+            raise ValueError("A run on a table is read on all test rows of its own split, without shifts.")
+        _show_numbers(evaluate_run(model, samples, seed, out, choose_device(device), root, not resume), model, out)
         return
     levels = parse_severities(severities)
     check_whole(bins, "bins")

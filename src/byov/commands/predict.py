@@ -57,11 +57,13 @@ def command(
     """
     from byov.device import choose_device
     from byov.evaluation.predictions import predict_all, write
-    from byov.evaluation.regressions import is_regression, predict_run
-    from byov.evaluation.subjects import Reading, digest, subject
+    from byov.evaluation.regressions import predict_run
+    from byov.evaluation.subjects import Reading, digest, is_regression, subject
     from byov.files import check_out
 
     if is_regression(model):
+        if tolerance is not None or split is not None:
+            raise ValueError("A run on a table predicts all rows of a file, under as many draws each.")
         rows = predict_run(model, data, samples, seed, out, choose_device(device), force)
         typer.echo(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
         return

@@ -21,10 +21,10 @@ def command(
     Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
     """
     from byov.train import supervised, tabular
-    from byov.train.config import load_config, values_of
+    from byov.train.config import load_config, value_of
 
     changes = set_ or []
-    if str(values_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
+    if str(value_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
         tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
     else:
         supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume)

@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -95,8 +95,8 @@ class Rows:
     y_mean: tuple[float, ...]
     y_std: tuple[float, ...]
     digest: str
-    image_size: int = 1
-    unit: str = "rows"
+    image_size: ClassVar[int] = 1
+    unit: ClassVar[str] = "rows"
 
     @property
     def channels(self) -> int:

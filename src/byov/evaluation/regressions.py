@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -19,10 +20,9 @@ from byov.files import check_out, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
-from byov.train import checkpoint
 from byov.train.tabular import Regressor, TableConfig, Tabular, restore
 
-NORMAL_95 = 1.959964
+NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
 
 
@@ -63,7 +63,8 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     """What a run says of rows X (N, D) at their own scale: at μ without `samples`, else under so many draws."""
     if X.ndim != 2 or X.shape[1] != like.channels:
         raise ValueError(f"The run takes rows of {like.channels} features, not of {X.shape[-1]}.")
-    x = ((X.double() - torch.tensor(like.mean)) / torch.tensor(like.std)).to(module.y_mean)
+    mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (like.mean, like.std))
+    x = ((X.double() - mean) / std).to(module.y_mean)
     net: Any = module.net
     if samples is None or not isinstance(net, BayesianModule):
         with torch.no_grad():
@@ -73,16 +74,6 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
         draws = predict(net, x, samples, generator=generator, task="regression", keep=True, progress=False).draws
     own = draws * module.y_std + module.y_mean
     return Predicted(own.double().cpu(), module.precision.double().cpu())
-
-
-def is_regression(name: str) -> bool:
-    """Whether a name is that of a run on a table."""
-    path = Path(name).expanduser()
-    file = path / "checkpoint.safetensors" if path.is_dir() else path
-    if name.startswith("python:") or not file.is_file():
-        return False
-    about = checkpoint.peek(file).get("recipe")
-    return isinstance(about, dict) and about.get("kind") == "table"
 
 
 def evaluate_run(

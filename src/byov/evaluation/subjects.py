@@ -210,16 +210,32 @@ def subject(name: str, reading: Reading | None = None) -> Subject:
     reading = reading or Reading()
     if name.startswith("python:"):
         return _entry(name, reading)
-    path = Path(name).expanduser()
-    file = path / "checkpoint.safetensors" if path.is_dir() else path
+    file = _file(name)
     if not file.is_file():
         raise ValueError(f"There is no run at {name}: name a run's folder, its checkpoint, or python:module:function.")
-    state = checkpoint.peek(file)
-    about = state.get("recipe") if isinstance(state, dict) else None
-    kind = about.get("kind") if isinstance(about, dict) else None
-    if about is None or kind not in RUNS:
+    about = _about(file)
+    kind = about.get("kind")
+    if kind not in RUNS:
         raise ValueError(f"{name} is a checkpoint of kind {kind!r}; those that can be evaluated are {', '.join(RUNS)}.")
     return RUNS[kind](file, about, reading)
+
+
+def is_regression(name: str) -> bool:
+    """Whether a name is that of a run on a table, which has no images; see `byov.evaluation.regressions`."""
+    file = _file(name)
+    return not name.startswith("python:") and file.is_file() and _about(file).get("kind") == "table"
+
+
+def _file(name: str) -> Path:
+    path = Path(name).expanduser()
+    return path / "checkpoint.safetensors" if path.is_dir() else path
+
+
+def _about(file: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run; nothing, where it is not one of a run."""
+    state = checkpoint.peek(file)
+    about = state.get("recipe") if isinstance(state, dict) else None
+    return about if isinstance(about, dict) else {}
 
 
 NO_NETWORK = "At μ are averages of components that started anew, which need be no network: read the draws."

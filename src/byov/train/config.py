@@ -38,7 +38,7 @@ def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides
     return _build(cls, values, "", text=True)
 
 
-def values_of(path: str | PathLike[str] | None, overrides: Sequence[str], key: str) -> Any:
+def value_of(path: str | PathLike[str] | None, overrides: Sequence[str], key: str) -> Any:
     """What a recipe and its overrides say of one key, such as "data.name", before anybody knows the recipe's kind."""
     for override in reversed(list(overrides)):
         name, _, text = override.partition("=")
