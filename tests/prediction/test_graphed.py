@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 import byov
 from byov.prediction.graphed import ENOUGH, Graphed
+from byov.prediction.state import modules_of
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FAMILIES = [byov.Gaussian(-3.0), byov.Dropout(0.3), byov.DropConnect(0.3), byov.EMP(3, spread=0.5), byov.ECMP(3)]
@@ -57,8 +58,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_it_is_for_gpus() -> None:
-    assert not Graphed.suits(byov.bayesianize(Net(), byov.Gaussian()), None)
-    assert not Graphed.suits(Net(), None)
+    model, net = byov.bayesianize(Net(), byov.Gaussian()), Net()
+    assert not Graphed.suits(model, None, modules_of(model.net))
+    assert not Graphed.suits(net, None, modules_of(net))
 
 
 @gpu

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import byov
 from byov.prediction.reuse import Recording, record
+from byov.prediction.state import modules_of
 
 from .networks import NarrowResNet18, by_hand, spread, timm_vit, torchvision_vit
 
@@ -35,7 +36,7 @@ def seed_everything() -> None:
 def recorded(model: byov.BayesianModule, x: Tensor, seed: int = 0) -> tuple[Tensor, Recording]:
     noise = model.eval().noise(Generator().manual_seed(seed))
     with torch.no_grad(), model.draw(noise=noise):
-        return record(lambda: model(x), model, [x], [t for part in noise for t in part.values()])
+        return record(lambda: model(x), modules_of(model), [x], [t for part in noise for t in part.values()])
 
 
 def reused(model: byov.BayesianModule, x: Tensor) -> bool:

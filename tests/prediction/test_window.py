@@ -22,6 +22,7 @@ from byov.posterior import Family
 from byov.prediction import draws, engine, window
 from byov.prediction.draws import Weights
 from byov.prediction.running import Running
+from byov.prediction.steady import Steady
 
 from .networks import FAMILIES, NETWORKS, NarrowResNet18, Tied, by_hand, digits, mlp, spread, trained
 from .test_reuse import RANDOM, CountsInABuffer, DrawsInPython, DrawsNoise, Net, WritesItsInput, seed_everything
@@ -52,7 +53,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return call
 
     monkeypatch.setattr(byov.BayesianModule, "noise", counted("noise", byov.BayesianModule.noise))
-    monkeypatch.setattr(draws, "Weights", lambda make: Weights(counted("tensors", make)))
+    monkeypatch.setattr(draws, "Weights", lambda make, *roots: Weights(counted("tensors", make), *roots))
     return calls
 
 
@@ -238,8 +239,12 @@ def test_batched_attention_is_not_run_as_one_operation() -> None:
 # Networks and loaders that could trip it
 
 
+@pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
-def test_a_network_that_writes_into_its_weights(strategy: Any) -> None:
+def test_a_network_that_writes_into_its_weights(strategy: Any, steady: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where every draw lies in one place, as on a GPU."""
+    monkeypatch.setattr(Steady, "suits", lambda model: steady)
+
     class Halves(Net):
         def forward(self, x: Tensor) -> Tensor:
             self.random.weight.mul_(0.5)

@@ -18,6 +18,7 @@ from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.fused import Fused
 from byov.prediction.recycle import Recycle
 from byov.prediction.reuse import Recording, again, record
+from byov.prediction.state import modules_of
 from byov.prediction.steady import Steady
 
 
@@ -25,22 +26,30 @@ class Weights:
     """The weights of a draw by name, or of several, stacked. Made when first asked for.
 
     And made again where a network has written into them, as one that clips its weights does: the next batch is to find
-    them as they were drawn.
+    them as they were drawn. Views count with their base, so it is bases that are looked at: `roots`, where it is known
+    that all the weights lie in them.
     """
 
-    def __init__(self, make: Callable[[], dict[str, Tensor]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], dict[str, Tensor]], roots: list[Tensor] | None = None) -> None:
+        self._make, self._known_roots = make, roots
         self._tensors: dict[str, Tensor] = {}
+        self._roots: list[Tensor] = []
         self._versions: list[int] | None = None
 
     def __call__(self) -> dict[str, Tensor]:
         if self._versions is None or self._versions != self._now():
             self._tensors = self._make()
+            self._roots = _roots(self._tensors) if self._known_roots is None else self._known_roots
             self._versions = self._now()
         return self._tensors
 
     def _now(self) -> list[int]:
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors.values()]
+        return [0 if root.is_inference() else root._version for root in self._roots]
+
+
+def _roots(tensors: dict[str, Tensor]) -> list[Tensor]:
+    bases = (tensor if tensor._base is None else tensor._base for tensor in tensors.values())
+    return list({id(base): base for base in bases}.values())
 
 
 class Draws:
@@ -69,12 +78,16 @@ class Draws:
 
     def next(self) -> Weights:
         """The next draw. It may take the memory of the one before, whose weights are then gone."""
+        if self._steady is not None:  # on a GPU nothing is gained by keeping memory
+            return self.of(self._noise())
         with self._noise_memory:
             noise = self._noise()
         return self.of(noise)
 
     def of(self, noise: list[Noise]) -> Weights:
         """The draw with this noise, in the memory of the one before."""
+        if self._steady is not None and self._fused is None:
+            return Weights(lambda: self._one(noise), self._steady.flat)
         return Weights(lambda: self._one(noise))
 
     def several(self, stacked: list[Noise]) -> Weights:
@@ -99,7 +112,9 @@ class Draws:
         if self._steady is not None:
             return self._steady(noise)
         if self._recording is None:
-            tensors, self._recording = record(lambda: self.model.tensors(noise), self.model.q, (), _flat(noise))
+            tensors, self._recording = record(
+                lambda: self.model.tensors(noise), modules_of(self.model.q), (), _flat(noise)
+            )
             return tensors
         return self._again(noise, self._weight_memory)
 

@@ -14,11 +14,13 @@ from torch import Generator, Tensor, nn
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Draws, Weights
+from byov.prediction.forward import Forward
 from byov.prediction.graphed import ENOUGH, LOOK, Graphed, finished
-from byov.prediction.inputs import Batch, compiled, device_of, ready, unwrap
+from byov.prediction.handover import Handover
+from byov.prediction.inputs import Batch, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
 from byov.prediction.running import Running
-from byov.prediction.state import holds_parameters, modules_of
+from byov.prediction.state import compiled, holds_parameters, modules_of
 from byov.prediction.window import full, own
 
 Strategy = Literal["auto", "loop", "vmap"]
@@ -72,8 +74,10 @@ def predict(
         raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
     if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-    with _evaluating(model), torch.inference_mode(False), torch.no_grad():
-        call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one)
+    net = modules_of(model.net if isinstance(model, BayesianModule) else model)
+    modules = modules_of(model, net)
+    with _evaluating(model, modules), torch.inference_mode(False), torch.no_grad():
+        call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one, net, modules)
         if one:
             ((prediction,),) = call.windows(iter([ready(x, model)]), lambda share: None)  # type: ignore[arg-type]
             return prediction
@@ -113,21 +117,28 @@ class _Predictor:
         tolerance: float | None,
         settings: tuple[Task, float | None, bool],
         one: bool,
+        net: list[nn.Module],
+        modules: list[nn.Module],
     ) -> None:
         self.model, self.tolerance, self.settings = model, tolerance, settings
         self.draws = Draws(model, generator, samples) if isinstance(model, BayesianModule) else None
         self.samples = 1 if self.draws is None else samples
         self.strategy: Strategy = "loop" if strategy == "auto" and self.samples < 4 else strategy
         self.graphs = (
-            self.strategy != "vmap" and tolerance is None and self.samples >= ENOUGH and Graphed.suits(model, generator)
+            self.strategy != "vmap"
+            and tolerance is None
+            and self.samples >= ENOUGH
+            and Graphed.suits(model, generator, net)
         )
         self.graph: Graphed | None = None
         self.graph_of: Running | None = None
         self.eager = 0
         # With one pass in all there is none after it that could use what it leaves behind.
-        self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())
+        self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see(net))
+        self._handover = Handover(model.net) if isinstance(model, BayesianModule) else None
+        self._modules: list[nn.Module] | None = modules
 
-    def _nothing_to_see(self) -> bool:
+    def _nothing_to_see(self, net: list[nn.Module]) -> bool:
         """Whether watching a pass would cost more than it can give: about the host's time for a pass.
 
         Where every parameter is random there is next to nothing that passes share. On a GPU that time is better spent
@@ -135,11 +146,11 @@ class _Predictor:
         """
         if self.graphs:  # which are for networks that are wholly random
             return True
-        if self.draws is None or holds_parameters(modules_of(self.draws.model.net)):
+        if self.draws is None or holds_parameters(net):
             return False
         if self.samples < ENOUGH and device_of(self.model).type == "cuda":
             return True
-        return compiled(self.draws.model.net)
+        return compiled(net)
 
     def windows(self, batches: Iterator[Batch], advance: Callable[[float], None]) -> Iterator[list[Prediction]]:
         """The predictions of the batches, window after window; `advance` hears how many batches' worth is done."""
@@ -177,7 +188,10 @@ class _Predictor:
         weights = None if self.draws is None else self.draws.next()
         window: list[Running] = []
         for x in batches:
-            batch = Running(self.model, x, *self.settings, watch=self.watch)
+            task, precision, keep = self.settings
+            forward = Forward(self.model, x, task, self.watch, self._handover, self._modules)
+            self._modules = None  # a pass may have changed them
+            batch = Running(forward, precision, keep)
             batch.take(batch.forward.one(weights))
             window.append(batch)
             advance(1 / self.samples)
@@ -319,9 +333,9 @@ def _now(device: torch.device) -> float:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module, modules: list[nn.Module]) -> Iterator[None]:
     """Eval mode inside, every module's own mode again outside."""
-    training = [module for module in modules_of(model) if module.training]
+    training = [module for module in modules if module.training]
     if training:
         model.eval()
     try:

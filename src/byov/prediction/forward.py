@@ -8,23 +8,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Weights, batching
-from byov.prediction.inputs import Batch, compiled, size_of
+from byov.prediction.handover import Handover
+from byov.prediction.inputs import Batch, size_of
 from byov.prediction.result import Task
 from byov.prediction.reuse import Recording, again, record
+from byov.prediction.state import compiled, modules_of
 
 
 class Forward:
     """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it.
 
-    The second, where the first may have filled a cache of the network's. Without `watch` none is.
+    The second, where the first may have filled a cache of the network's. Without `watch` none is. Who makes several of
+    these hands them one `handover`, and the first of them the `modules` of the model, if they are known.
     """
 
-    def __init__(self, model: nn.Module, x: Batch, task: Task, watch: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Batch,
+        task: Task,
+        watch: bool = True,
+        handover: Handover | None = None,
+        modules: list[nn.Module] | None = None,
+    ) -> None:
         self.model, self.x, self.task, self.watch = model, x, task, watch
+        self.handover = Handover(model.net) if handover is None and isinstance(model, BayesianModule) else handover
         self.recording: Recording | None = None
+        self._modules = modules
 
     def one(self, weights: Weights | None) -> Tensor:
         """What one draw predicts (1, N, …); of a plain network, what it predicts."""
@@ -35,8 +48,9 @@ class Forward:
             out = self._under(tensors)
         elif self.recording is None or self.recording.settling:
             inputs, first = [self.x] if isinstance(self.x, Tensor) else self.x.values(), self.recording is None
-            with self._seen():
-                out, self.recording = record(lambda: self._under(tensors), self.model, inputs, tensors.values())
+            modules, self._modules = self._modules or modules_of(self.model), None  # a pass may have changed them
+            with self._seen(modules):
+                out, self.recording = record(lambda: self._under(tensors), modules, inputs, tensors.values())
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())
@@ -54,14 +68,13 @@ class Forward:
         with batching():
             return torch.vmap(one)(tensors)
 
-    def _seen(self) -> AbstractContextManager[Any]:
+    @staticmethod
+    def _seen(modules: list[nn.Module]) -> AbstractContextManager[Any]:
         """Around a pass to be recorded: a compiled network makes no calls that could be seen, so it runs as written."""
-        return torch.compiler.set_stance("force_eager") if compiled(self.model) else nullcontext()
+        return torch.compiler.set_stance("force_eager") if compiled(modules) else nullcontext()
 
     def _under(self, tensors: dict[str, Tensor]) -> Any:
-        net: nn.Module = self.model.net  # type: ignore[assignment]
-        # `tensors` has every tied weight under each of its names; looking for ties again takes a millisecond a draw.
-        return self._call(lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False))
+        return self.handover(tensors, self._call)  # type: ignore[misc]
 
     def _call(self, network: Callable[..., Any]) -> Any:
         return network(self.x) if isinstance(self.x, Tensor) else network(**self.x)

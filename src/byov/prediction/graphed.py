@@ -49,21 +49,22 @@ class Graphed:
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
-        here = Forward(forward.model, self._x, forward.task, watch=False)
+        here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
         # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._values = here.one(draws.next())
 
     @staticmethod
-    def suits(model: nn.Module, generator: Generator | None) -> bool:
+    def suits(model: nn.Module, generator: Generator | None, modules: list[nn.Module]) -> bool:
         """On one GPU, all of the noise from there; every parameter random; and nobody who wants to see each pass.
+
+        `modules` are those of the network.
 
         Only in the main thread: to find out whether a pass waits for the device, waiting is forbidden to all threads.
         """
         device = device_of(model)
         if not isinstance(model, BayesianModule) or device.type != "cuda":
             return False
-        modules = modules_of(model.net)
         if holds_parameters(modules):
             return False
         if threading.current_thread() is not threading.main_thread():

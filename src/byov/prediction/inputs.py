@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from byov.posterior.module import BayesianModule
+from byov.prediction.state import modules_of
 
 Batch = Tensor | Mapping[str, Tensor]
 
@@ -32,7 +33,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     inner = model.module if parallel or type(model).__name__ == "_FabricModule" else getattr(model, "_orig_mod", None)
     if isinstance(inner, nn.Module):
         return unwrap(inner)
-    if any(isinstance(module, BayesianModule) for module in model.modules()):
+    if any(isinstance(module, BayesianModule) for module in modules_of(model)):
         raise ValueError("The posterior covers only a part of this model: bayesianize the whole of it, with a rule.")
     return model
 
@@ -45,11 +46,6 @@ def _device(model: nn.Module) -> torch.device | None:
     """Where its parameters are, if it has any: a posterior's first, which are quickly found."""
     where = model.q if isinstance(model, BayesianModule) else model
     return next((parameter.device for parameter in where.parameters()), None)
-
-
-def compiled(net: nn.Module) -> bool:
-    """Whether it, or a part of it, was compiled in place."""
-    return any(module._compiled_call_impl is not None for module in net.modules())
 
 
 def ready(x: Batch, model: nn.Module) -> Batch:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import compress
 from numbers import Number
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
@@ -24,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from byov.prediction.state import (
     attributes_of,
     context,
-    modules_of,
     random_state,
     same_state,
     set_torch_state,
@@ -80,50 +81,87 @@ class Recording:
         return self.sound and self.saved > 0.01
 
 
+class _Drawn(ref[Tensor]):
+    """A reference to a tensor that depends on the draw: the how-manieth of them it is."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+    def __new__(cls, tensor: Tensor, number: int) -> _Drawn:
+        self = super().__new__(cls, tensor)
+        self.number = number
+        return self
+
+    def __init__(self, tensor: Tensor, number: int) -> None:
+        super().__init__(tensor)  # type: ignore[call-arg]
+
+
 class _Record(TorchFunctionMode):
     """Fixed calls, most of them where it matters, should cost next to nothing more than the call."""
 
     def __init__(self, noise: Sequence[Tensor], given: list[Tensor]) -> None:
         super().__init__()
         self.recording = Recording()
-        # By id: a reference, since an id may come again once its tensor is gone; and its number if it is random.
-        self.known: dict[int, tuple[ref[Tensor], int]] = {id(tensor): (ref(tensor), -1) for tensor in given}
-        self.known |= {id(tensor): (ref(tensor), number) for number, tensor in enumerate(noise)}
+        # By id: a reference, since an id may come again once its tensor is gone; one with a number if it is random.
+        self.known: dict[int, ref[Tensor]] = {id(tensor): ref(tensor) for tensor in given}
+        self.known |= {id(tensor): _Drawn(tensor, number) for number, tensor in enumerate(noise)}
         self.count = len(noise)
         self.fixed = self.total = 0
         self.context = context()
         # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
-        self.given = given
-        self.read = [(tensor, self._version(tensor)) for tensor in given]
+        self.given, self.given_then = given, self._versions(given)
+        self.read: list[tuple[Tensor, int]] = []
         self.versions = dict(map(self._state, noise))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs: list[Tensor] = []
+        known = self.known
         for part in (*args, *kwargs.values()) if kwargs else args:
             kind = type(part)
-            if kind is Tensor or kind is nn.Parameter:
-                inputs.append(part)
+            if kind is Tensor or kind is _Parameter:
+                reference = known.get(id(part))
+                # One that is known, and not by a number, is fixed.
+                if type(reference) is not ref or reference() is not part:
+                    break
+            elif kind is tuple or kind is list:
+                if not all(map(_is_bare, map(type, part))):
+                    break
             elif kind not in BARE:
+                break
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if type(out) is Tensor:
+                self.fixed += out.numel()
+                known[id(out)] = ref(out)
+            else:
+                self._fixed(out)
+            return out
+        return self._carefully(func, args, kwargs or {})
+
+    def _fixed(self, out: Any) -> None:
+        if type(out) not in BARE:
+            for tensor in tensors_in(out):
+                self.fixed += tensor.numel()
+                self.known[id(tensor)] = ref(tensor)
+
+    def _carefully(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that may depend on the draw, or have arguments that one has to look into."""
+        inputs: list[Tensor] = []
+        for part in (*args, *kwargs.values()):
+            if type(part) not in BARE:
                 self._look(part, inputs)
-        known, depends = self.known, False
+        depends = False
         for tensor in inputs:
-            reference, number = known.get(id(tensor), _UNKNOWN)
+            reference = self.known.get(id(tensor), _UNKNOWN)
             if reference() is not tensor:
                 # No call made it and nobody gave it (from numpy, from a scripted module): who knows what it depends on.
                 self.recording.sound = False
-            elif number >= 0:
+            elif type(reference) is _Drawn:
                 depends = True
         if depends:
-            return self._random(func, args, kwargs or {}, inputs)
-        out = func(*args, **kwargs) if kwargs else func(*args)
-        kind = type(out)
-        if kind is Tensor:
-            self.fixed += out.numel()
-            known[id(out)] = ref(out), -1
-        elif kind not in BARE:
-            for tensor in tensors_in(out):
-                self.fixed += tensor.numel()
-                known[id(tensor)] = ref(tensor), -1
+            return self._random(func, args, kwargs, inputs)
+        out = func(*args, **kwargs)
+        self._fixed(out)
         return out
 
     def _look(self, part: Any, inputs: list[Tensor]) -> None:
@@ -164,7 +202,7 @@ class _Record(TorchFunctionMode):
         recording.tape.append(_Call(func, *named, self.count, [t.shape for t in results]))
         self.read += read
         for tensor in results:
-            self.known[id(tensor)] = ref(tensor), self.count
+            self.known[id(tensor)] = _Drawn(tensor, self.count)
             self.count += 1
             self.total += tensor.numel()
             recording.largest = max(recording.largest, tensor.numel())
@@ -175,7 +213,8 @@ class _Record(TorchFunctionMode):
         """Check that nothing was written to after it was read; see what is held, and for how long."""
         recording = self.recording
         leaves = list(leaves_of(out))
-        recording.sound &= all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)[0]() is t for t in leaves)
+        recording.sound &= all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)() is t for t in leaves)
+        recording.sound &= self.given_then == self._versions(self.given)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
         recording.settling = recording.sound and not settled
         recording.sound &= settled
@@ -197,8 +236,8 @@ class _Record(TorchFunctionMode):
         return recording
 
     def _number(self, tensor: Tensor) -> int:
-        reference, number = self.known.get(id(tensor), _UNKNOWN)
-        return number if reference() is tensor else -1
+        reference = self.known.get(id(tensor))
+        return reference.number if type(reference) is _Drawn and reference() is tensor else -1
 
     def _name(self, leaf: Any) -> Any:
         if type(leaf) in BARE:
@@ -216,6 +255,12 @@ class _Record(TorchFunctionMode):
         root = tensor if base is None else base
         return id(root), self._version(root)
 
+    def _versions(self, tensors: list[Tensor]) -> list[int]:
+        try:
+            return list(map(_version, tensors))
+        except RuntimeError:
+            return list(map(self._version, tensors))
+
     def _version(self, tensor: Tensor) -> int:
         try:
             return tensor._version
@@ -224,7 +269,8 @@ class _Record(TorchFunctionMode):
             return 0
 
 
-_UNKNOWN: tuple[Callable[[], Any], int] = (lambda: None), -1
+_UNKNOWN: Callable[[], Any] = lambda: None  # noqa: E731
+_Parameter, _is_bare, _version = nn.Parameter, BARE.__contains__, attrgetter("_version")
 _SHOWN = (Number, str, Enum, type)
 _TOLD = (Tensor, type(None))
 
@@ -261,9 +307,9 @@ def _block(tensor: Tensor) -> tuple[int, int]:
 
 
 def record(
-    forward: Callable[[], Any], model: nn.Module, inputs: Iterable[Tensor], noise: Iterable[Tensor]
+    forward: Callable[[], Any], modules: list[nn.Module], inputs: Iterable[Tensor], noise: Iterable[Tensor]
 ) -> tuple[Any, Recording]:
-    """Run `forward` once; what it returns, and a recording for the passes after it.
+    """Run `forward`, a pass through the modules, once; what it returns, and a recording for the passes after it.
 
     The recording is not `sound` where the network draws random numbers itself, lets a random number steer it, changes
     the autocast state around what is random, writes in place in a way that a repetition would see, leaves one of its
@@ -271,10 +317,10 @@ def record(
     see every pass. What it does not notice is a network that counts its passes elsewhere, such as in a global variable
     or in an object that it holds, and computes something else in the next.
     """
-    modules = modules_of(model)
     attributes, state = attributes_of(modules), random_state()
-    kinds = {kind for kind in set(map(type, attributes)) if issubclass(kind, Tensor)}
-    mode = _Record([*noise], [*inputs, *(value for value in attributes if type(value) in kinds)])
+    types = list(map(type, attributes))
+    kinds = {kind for kind in set(types) if issubclass(kind, Tensor)}
+    mode = _Record([*noise], [*inputs, *compress(attributes, map(kinds.__contains__, types))])
     mode.recording.sound &= not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     with mode:
         out = forward()

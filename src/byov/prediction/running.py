@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from byov.prediction.forward import Forward
-from byov.prediction.inputs import Batch, size_of
-from byov.prediction.result import Moments, Prediction, Task
+from byov.prediction.inputs import size_of
+from byov.prediction.result import Moments, Prediction
 
 
 class Running:
     """The moments of the draws that a batch has seen, and which of its inputs have stopped."""
 
-    def __init__(
-        self, model: nn.Module, x: Batch, task: Task, precision: float | None, keep: bool, watch: bool = True
-    ) -> None:
-        self.forward = Forward(model, x, task, watch)
+    def __init__(self, forward: Forward, precision: float | None, keep: bool) -> None:
+        x, task = forward.x, forward.task
+        self.forward = forward
         self.size, self.precision, self.keep = size_of(x), precision, keep
         self.moments, self.open = Moments(task), torch.arange(self.size)
         self._kept: list[Tensor] = []
@@ -47,7 +46,8 @@ class Running:
         goes_on = self.moments.standard_error() >= tolerance
         if bool(goes_on.all()):
             return True
-        task, x = self.forward.task, self.forward.x
+        before = self.forward
+        task, x = before.task, before.x
         stopped = Moments(task)
         stopped.__dict__.update(self.moments.__dict__)
         stopped.take(~goes_on)
@@ -57,7 +57,7 @@ class Running:
             return False
         self.moments.take(goes_on)
         x = x[goes_on] if isinstance(x, Tensor) else {name: tensor[goes_on] for name, tensor in x.items()}
-        self.forward = Forward(self.forward.model, x, task, self.forward.watch)
+        self.forward = Forward(before.model, x, task, before.watch, before.handover)
         return True
 
     def result(self, strategy: str, each: bool) -> Prediction:

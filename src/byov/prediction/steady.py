@@ -19,13 +19,14 @@ class Steady:
     """The draws of a model: what `model.tensors(noise)` gives, in one place."""
 
     def __init__(self, model: BayesianModule) -> None:
-        self._model = model
-        self._flat = [torch.empty_like(factor.flat_mean()) for factor in model.factors]
+        self._factors = model.factors
+        self.flat = [torch.empty_like(factor.flat_mean()) for factor in self._factors]
         named: dict[str, Tensor] = {}
-        for factor, flat in zip(model.factors, self._flat, strict=True):
+        for factor, flat in zip(self._factors, self.flat, strict=True):
             named |= factor.layout.with_ties(factor.layout.split(flat))
         self._named = {name: tensor for name, tensor in named.items() if model.handed_under(name)}
-        self._std = [factor.flat_std() if _gaussian(factor) else None for factor in model.factors]
+        self._mean = [factor.get_parameter("mean") if _gaussian(factor) else None for factor in self._factors]
+        self._std = [factor.flat_std() if _gaussian(factor) else None for factor in self._factors]
         self.all_gaussian = None not in self._std
 
     @staticmethod
@@ -37,27 +38,27 @@ class Steady:
 
     def __call__(self, noise: list[Noise]) -> dict[str, Tensor]:
         """The weights under this noise, by name; those of the call before are gone."""
-        for factor, flat, std, part in zip(self._model.factors, self._flat, self._std, noise, strict=True):
-            if std is None:
+        for factor, flat, mean, std, part in zip(self._factors, self.flat, self._mean, self._std, noise, strict=True):
+            if mean is None or std is None:
                 flat.copy_(factor.family.draw(factor.roles, factor.cells, part))
             else:
-                torch.addcmul(factor.get_parameter("mean"), std, part["eps"], out=flat)
+                torch.addcmul(mean, std, part["eps"], out=flat)
         return self._named
 
     def noises(self, count: int, generator: Generator | None) -> list[Noise]:
         """What is random in the next draws of a Gaussian: the numbers of `model.noise`, each written to its row."""
-        place = self._flat[0].device if generator is None else generator.device
-        rows = [torch.empty(count, flat.numel(), dtype=flat.dtype, device=place) for flat in self._flat]
+        place = self.flat[0].device if generator is None else generator.device
+        rows = [torch.empty(count, flat.numel(), dtype=flat.dtype, device=place) for flat in self.flat]
         for draw in zip(*(row.unbind() for row in rows), strict=True):
             for row in draw:
                 row.normal_(generator=generator)
-        return [{"eps": row.to(flat.device)} for row, flat in zip(rows, self._flat, strict=True)]
+        return [{"eps": row.to(flat.device)} for row, flat in zip(rows, self.flat, strict=True)]
 
     def several(self, noise: list[Noise]) -> dict[str, Tensor]:
         """The weights of a Gaussian under several draws' noise, each (K, …)."""
         named: dict[str, Tensor] = {}
-        for factor, std, part in zip(self._model.factors, self._std, noise, strict=True):
-            flat = torch.addcmul(factor.get_parameter("mean"), std, part["eps"])  # type: ignore[arg-type]
+        for factor, mean, std, part in zip(self._factors, self._mean, self._std, noise, strict=True):
+            flat = torch.addcmul(mean, std, part["eps"])  # type: ignore[arg-type]
             named |= factor.layout.with_ties(factor.layout.split(flat))
         return {name: named[name] for name in self._named}
 
