@@ -67,7 +67,11 @@ def test_an_alarm_is_written_once_with_its_step(tmp_path: Path, capsys: pytest.C
     with Journal(tmp_path, 0, 20, 4, True) as journal:
         journal.alarm(6, "Something is wrong.")
         journal.alarm(7, "Something is wrong.")
-    assert entries(tmp_path) == [{"step": 6, "alarm": "Something is wrong."}]
+        journal.alarm(8, "Something else is.", about="else")
+    assert entries(tmp_path) == [
+        {"step": 6, "alarm": "Something is wrong."},
+        {"step": 8, "alarm": "Something else is."},
+    ]
     assert capsys.readouterr().err.count("Something is wrong.") == 1
     write(tmp_path, 5, range(6, 7))  # taken up before it happened
     assert [line["step"] for line in entries(tmp_path)] == [6]

@@ -390,6 +390,21 @@ def test_no_alarm_in_the_first_epoch_nor_for_a_healthy_spread(tmp_path: Path) ->
     assert not any("alarm" in line for line in log(tmp_path))
 
 
+def test_a_posterior_that_is_wider_than_its_means_is_told_once(tmp_path: Path) -> None:
+    def alarms(name: str, log_var: float, spread: float = 1.0) -> list[str]:
+        torch.manual_seed(0)
+        task = Regression(images(), spread=lambda step: spread)
+        task.module.net = byov.bayesianize(task.module.net, byov.Gaussian(log_var))  # type: ignore[assignment]
+        Loop(make_fabric(CONFIG), task, CONFIG, tmp_path / name, {"config": {}, "data": {"digest": "x"}}).fit()
+        return [line["alarm"] for line in log(tmp_path / name) if "alarm" in line]
+
+    assert alarms("narrow", -10.0) == []
+    (wide,) = alarms("wide", 4.0)
+    assert "the median |μ|/σ is" in wide
+    assert "smaller posterior.beta_end" in wide
+    assert len(alarms("both", 4.0, spread=0.05)) == 2  # the one does not silence the other
+
+
 def test_only_some_steps_are_reported(tmp_path: Path) -> None:
     make(tmp_path, replace(CONFIG, log_every=5)).fit()
     assert [line["step"] for line in log(tmp_path)] == [1, 5, 10, 12]

@@ -28,7 +28,7 @@ class Journal:
             steps_per_epoch,
             active,
         )
-        self.alarmed = False
+        self.alarmed: set[str] = set()
         self.layer_file: TextIO | None = None
 
     def __enter__(self) -> Journal:
@@ -96,12 +96,12 @@ class Journal:
         line = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), "layers": values}
         self.layer_file.write(json.dumps(line) + "\n")
 
-    def alarm(self, step: int, message: str) -> None:
-        """A warning that must be seen, once a run."""
-        if self.active and not self.alarmed:
+    def alarm(self, step: int, message: str, about: str = "") -> None:
+        """A warning that must be seen, once a run for each thing that it is about."""
+        if self.active and about not in self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
             self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")
-            self.alarmed = True
+            self.alarmed.add(about)
 
 
 def _cut(path: Path, step: int) -> None:

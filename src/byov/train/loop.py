@@ -29,6 +29,10 @@ from byov.train.layers import record
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 
+WIDE = 0.3
+"""The median |μ|/σ below which a student without labels is told to have lost its way: a ResNet-18 whose ratio fell to
+0.001 ended 3 points below BYOL, and its loss began to lag at about 1."""
+
 _ADVICE = (
     "Try a lower train.lr, train.clip=1.0, a longer warm-up, or with a posterior a smaller posterior.beta_end;"
     " the last checkpoint is kept."
@@ -306,10 +310,18 @@ class Loop:
                 self.step,
                 f"The projections have collapsed (spread {values['spread']:.3f} of 1/√d). Try a lower train.lr, a"
                 " higher ssl.tau_base, or a larger batch.",
+                about="spread",
             )
         model = self.task.trainable()
         if isinstance(model, BayesianModule):
             values |= posterior_summary(model)
+            if "spread" in values and values["snr"] < WIDE:  # with labels a wide posterior may be what is asked for
+                journal.alarm(
+                    self.step,
+                    f"The posterior is wide: the median |μ|/σ is {values['snr']:.2g}, and the student learns through"
+                    " that noise. Try a smaller posterior.beta_end, or a smaller train.log_var_lr.",
+                    about="snr",
+                )
         journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
 
     def _agree(self, flag: bool) -> bool:
