@@ -65,6 +65,7 @@ CASES = {
         lambda: metrics.NLL(log_input=True), lambda i: [(PROBS[i].log(), LABELS[i])], lambda: F.nll(PROBS, LABELS)
     ),
     "ece": Case(metrics.CalibrationError, classified, lambda: F.calibration_error(PROBS, LABELS)),
+    "floor": Case(metrics.CalibrationFloor, classified, lambda: F.calibration_floor(PROBS)),
     "mce": Case(
         lambda: metrics.CalibrationError(20, "max", min_count=6),
         classified,

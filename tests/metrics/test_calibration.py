@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from byov.metrics.functional import adaptive_calibration_error, calibration_error, reliability_diagram
+from byov.metrics.functional import (
+    adaptive_calibration_error,
+    calibration_error,
+    calibration_floor,
+    reliability_diagram,
+)
 
 from .inputs import problems, random_problem
 
@@ -132,3 +137,24 @@ def test_the_diagram_holds_the_calibration_error(problem: tuple[Tensor, Tensor],
     assert (confidence[full] <= edges[1:][full] + 1e-12).all()
     ece = (count * (confidence - accuracy).abs())[full].sum() / len(labels)
     assert ece.item() == pytest.approx(calibration_error(probs, labels, bins).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "bins"), [(300, 10), (5000, 15)])
+def test_the_floor_is_what_calibrated_models_read(samples: int, bins: int) -> None:
+    """Labels drawn from the probabilities themselves, 400 times: the mean of their ECE, whose error is about 1.5 %."""
+    probs, _ = random_problem(3, samples, 5)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.multinomial(probs, 1, generator=generator)[:, 0] for _ in range(400)]
+    read = torch.stack([calibration_error(probs, labels, bins) for labels in drawn]).mean().item()
+    assert calibration_floor(probs, bins).item() == pytest.approx(read, rel=0.06)
+
+
+def test_certainty_has_no_floor() -> None:
+    assert calibration_floor(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).item() == 0.0
+
+
+def test_the_floor_refuses_what_is_no_forecast() -> None:
+    with pytest.raises(ValueError, match="must sum to one"):
+        calibration_floor(torch.tensor([[0.5, 0.6]]))
+    with pytest.raises(ValueError, match="bins must be a whole number of at least 1"):
+        calibration_floor(torch.tensor([[0.5, 0.5]]), bins=0)

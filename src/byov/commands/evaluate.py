@@ -272,6 +272,12 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     console.print(table(results.rows, f"{protocol['model']['name']} on {about}{draws}"))
     console.print(_caption(protocol), highlight=False)
+    floor = results.rows[0].at_mean.get("ece_floor")
+    if floor is not None:
+        count = f"{protocol['data']['images']:,}"
+        console.print(
+            f"On {count} images a perfectly calibrated model reads an ECE of {100 * floor:.2f} %.", highlight=False
+        )
     if started_anew(found.weights):
         console.print(NO_NETWORK, highlight=False)
     for name, reason in left_out.items():

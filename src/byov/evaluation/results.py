@@ -13,8 +13,9 @@ from byov.evaluation.rows import Row, plan
 from byov.evaluation.summary import corruption_errors, summarise
 
 KIND = "byov evaluate"
-FREE = {"model.name", "data.root"}
-"""What may differ between two protocols: names of places, where the digests agree."""
+FREE = {"model.name", "data.root", "conventions.ece_floor"}
+"""What may differ between two protocols: names of places, where the digests agree; and what a score that older files
+lack stands for."""
 
 
 class Results:

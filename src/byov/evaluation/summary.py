@@ -28,7 +28,7 @@ def _average(parts: Sequence[Scores]) -> Scores:
     """The mean of each score; None where one of them is not defined."""
     average: Scores = {}
     for name in parts[0]:
-        values = [part[name] for part in parts]
+        values = [part.get(name) for part in parts]  # a row of an older file may lack one
         known = [value for value in values if value is not None]
         average[name] = sum(known) / len(known) if len(known) == len(values) else None
     return average

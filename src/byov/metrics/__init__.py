@@ -6,7 +6,12 @@ over any split into batches gives the number of its function on the whole.
 
 from byov.metrics import functional
 from byov.metrics.brier import Brier, BrierDecomposition
-from byov.metrics.calibration import AdaptiveCalibrationError, CalibrationError, ReliabilityDiagram
+from byov.metrics.calibration import (
+    AdaptiveCalibrationError,
+    CalibrationError,
+    CalibrationFloor,
+    ReliabilityDiagram,
+)
 from byov.metrics.corruption import (
     CorruptionError,
     MeanCorruptionError,
@@ -29,6 +34,7 @@ __all__ = [
     "Brier",
     "BrierDecomposition",
     "CalibrationError",
+    "CalibrationFloor",
     "CorruptionError",
     "LogPredictiveDensity",
     "MeanCorruptionError",

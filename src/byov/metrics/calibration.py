@@ -11,10 +11,12 @@ from byov.metrics.functional.calibration import (
     ReliabilityBins,
     adaptive_error,
     bin_sums,
+    bin_variances,
     check_bins,
     diagram_of_bins,
     equal_width,
     error_of_bins,
+    floor_of_bins,
     top_label,
 )
 
@@ -103,6 +105,42 @@ class ReliabilityDiagram(_EqualWidthBins):
         ax.set_title(f"top label, {self.bins} equal-width bins")
         ax.legend(loc="upper left")
         return fig, ax
+
+
+class CalibrationFloor(Shell):
+    """What a perfectly calibrated model would read as its calibration error; see `functional.calibration_floor`.
+
+    It takes labels, as the error beside it does, and looks at the confidences alone.
+
+    Example:
+        >>> import torch
+        >>> metric = CalibrationFloor()
+        >>> metric.update(torch.tensor([[0.8, 0.2]]).expand(10_000, 2), torch.zeros(10_000, dtype=torch.int64))
+        >>> round(metric.compute().item(), 6)
+        0.003192
+    """
+
+    higher_is_better = False
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    variances: Tensor
+    count: Tensor
+
+    def __init__(self, bins: int = 15, **kwargs: Any) -> None:
+        check_bins(bins)
+        super().__init__(**kwargs)
+        self.bins = bins
+        self._sum_state("variances", bins)
+        self._sum_state("count")
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probs (N, C), labels (N,)."""
+        check_classification(probs, labels)
+        self.variances += bin_variances(probs.max(1).values, self.bins)
+        self.count += len(probs)
+
+    def compute(self) -> Tensor:
+        """The floor over all samples seen, a float64 scalar."""
+        return floor_of_bins(self.variances, self._seen(self.count))
 
 
 class AdaptiveCalibrationError(Shell):

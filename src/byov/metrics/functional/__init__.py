@@ -10,6 +10,7 @@ from byov.metrics.functional.calibration import (
     ReliabilityBins,
     adaptive_calibration_error,
     calibration_error,
+    calibration_floor,
     reliability_diagram,
 )
 from byov.metrics.functional.corruption import (
@@ -34,6 +35,7 @@ __all__ = [
     "brier_decomposition",
     "brier_score",
     "calibration_error",
+    "calibration_floor",
     "corruption_error",
     "entropy",
     "fpr95",

@@ -4,12 +4,13 @@ All of them look at the top label: confidence is max_c p(c), and correct means t
 are put in bins B_r, and each bin compares its mean confidence with its accuracy.
 """
 
+from math import pi
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from byov.metrics.functional._checks import check_choice, check_classification, check_whole
+from byov.metrics.functional._checks import check_choice, check_classification, check_probs, check_whole
 
 Norm = Literal["l1", "max"]
 
@@ -93,6 +94,34 @@ def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, no
     return adaptive_error(*top_label(probs, labels), bins, norm)
 
 
+def calibration_floor(probs: Tensor, bins: int = 15) -> Tensor:
+    """The `calibration_error` that a perfectly calibrated model with these confidences reads on average.
+
+        Σ_r √(2/π · Σ_{i in B_r} cᵢ (1 − cᵢ)) / n
+
+    An ECE is never 0 on finitely many samples: where every prediction is right with probability c, the gap of a bin is
+    a sum of independent errors of variance c (1 − c), taken as a normal one (good to a few per cent from ten samples a
+    bin on). An ECE near its floor is no sign of miscalibration, and none can be expected to lie below.
+
+    Args:
+        probs: (N, C), each row on the simplex.
+        bins: B, at least 1.
+
+    Returns:
+        A float64 scalar in 0..1.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.8, 0.2]]).expand(10_000, 2)
+        >>> round(calibration_floor(probs).item(), 6)  # √(2/π · 0.16 / 10,000)
+        0.003192
+    """
+    check_probs(probs)
+    check_bins(bins)
+    confidence = probs.max(1).values
+    return floor_of_bins(bin_variances(confidence, bins), len(confidence))
+
+
 def reliability_diagram(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityBins:
     """Count, mean confidence and accuracy of each equal-width bin of `calibration_error`.
 
@@ -134,6 +163,17 @@ def bin_sums(confidence: Tensor, correct: Tensor, index: Tensor, bins: int) -> T
     confidence = confidence.double()
     samples = torch.stack([torch.ones_like(confidence), confidence, correct.double()])
     return samples.new_zeros(3, bins).index_add_(1, index, samples)
+
+
+def bin_variances(confidence: Tensor, bins: int) -> Tensor:
+    """(B,): Σ c (1 − c) over the confidences of each equal-width bin."""
+    exact = confidence.double().clamp(max=1.0)
+    return exact.new_zeros(bins).index_add_(0, equal_width(confidence, bins), exact * (1 - exact))
+
+
+def floor_of_bins(variances: Tensor, count: Tensor | int) -> Tensor:
+    """`calibration_floor` from the sums of `bin_variances`: E|x| of a normal x is √(2/π) times its deviation."""
+    return (variances * 2 / pi).sqrt().sum() / count
 
 
 def error_of_bins(sums: Tensor, norm: Norm, min_count: int = 0) -> Tensor:
