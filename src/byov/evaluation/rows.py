@@ -18,6 +18,8 @@ from byov.prediction import Prediction
 CLEAN = "clean"
 CHUNK = 512
 """How many images are shifted at a time. Never changed: a shift's random numbers are drawn chunk by chunk."""
+BLOCK_BYTES = 1 << 28
+"""Shifted images that are predicted at a time, as floats: every draw is made once for all of them."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,12 @@ def _predict(
         generator.manual_seed(stream(seed, crc32(shift.name.encode()), severity))
     readings: list[int | None] = [None, samples] if predictor.posterior else [None]
     parts: list[list[Prediction]] = [[] for _ in readings]
-    for chunk in images.split(CHUNK):
-        batch = _floats(chunk.to(place))
-        batch = batch if shift is None else shift(batch, severity, generator)
+    chunks = max(1, BLOCK_BYTES // (4 * CHUNK * images[0].numel()))
+    for block in images.split(chunks * CHUNK):
+        floats = [_floats(chunk.to(place)) for chunk in block.split(CHUNK)]
+        moved = torch.cat(floats if shift is None else [shift(chunk, severity, generator) for chunk in floats])
         for part, draws in zip(parts, readings, strict=True):
-            part.append(predictor(batch, draws))
+            part.append(predictor(moved, draws))
     return [Prediction.cat(part) for part in parts]
 
 

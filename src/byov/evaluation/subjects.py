@@ -116,6 +116,7 @@ class Pretrained:
         assert train.labels is not None
         r = self.reading
         options: dict[str, Any] = {"device": r.device, "batch_size": r.batch_size, "autocast": r.autocast}
+        options["channels_last"] = torch.device(r.device).type == "cuda"
         classes, settings = len(train.class_names), self._settings(train)
         return Probed(
             Probe.fit(self.module, train.images, train.labels, classes, settings, **options, **self._normalised())

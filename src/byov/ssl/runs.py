@@ -51,6 +51,7 @@ def probe_run(
     k = min(k, max(1, len(train) // 10))
     settings = ProbeSettings(k=k, draws_fit=fit_samples, draws_read=samples, seed=seed, temper=temper)
     options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "device": place}
+    options["channels_last"] = place.type == "cuda"
     result = evaluate_probe(module, train.to(place), test.to(place), settings, **options)
     protocol = {
         "run": str(run),
