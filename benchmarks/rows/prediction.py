@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
             compiled = warm(setting, both(setting, network, x, count, compile=True))
         except Exception as error:  # the numbers without it are still worth having
             failed = {"compiled_error": f"{type(error).__name__}: {str(error).strip()[:200]}"}
-    found = compared(interleaved(warm(setting, plain), rounds, setting.device), "passes")
+    found = timed(setting, warm(setting, plain), rounds, "passes")
     found |= {"draws": count, "batch": len(x)} | failed
     if compiled is not None:
-        faster = compared(interleaved(compiled, rounds, setting.device), "passes")
-        found["ms"] |= {f"compiled {name}": ms for name, ms in faster["ms"].items()}
+        faster = timed(setting, compiled, rounds, "passes")
+        for part in ("ms", "host_ms"):
+            found[part] |= {f"compiled {name}": ms for name, ms in faster[part].items()}
         found["compiled_ratio"] = faster["ratio"]["draws"]
     return found
 
@@ -58,8 +60,14 @@ def head(setting: Setting, network: str, count: int = 100) -> dict[str, Any]:
     net = setting.network(network).eval()
     model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()}).eval()
     steps = {"one pass": passes(setting, net, [x], 1), "draws": predicted(setting, model, x, count)}
-    seconds = interleaved(warm(setting, steps), setting.rounds, setting.device)
-    return compared(seconds, "one pass") | {"draws": count, "batch": len(x)}
+    return timed(setting, warm(setting, steps), setting.rounds, "one pass") | {"draws": count, "batch": len(x)}
+
+
+def timed(setting: Setting, steps: dict[str, Step], rounds: int, to: str) -> dict[str, Any]:
+    """The steps beside one of them, and the host's own milliseconds."""
+    host: dict[str, list[float]] = {}
+    found = compared(interleaved(steps, rounds, setting.device, host=host), to)
+    return found | {"host_ms": {name: 1000 * median(seconds) for name, seconds in host.items()}}
 
 
 def passes(setting: Setting, net: nn.Module, parts: list[Tensor], count: int) -> Step:

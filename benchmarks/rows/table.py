@@ -103,7 +103,9 @@ def draws(found: Found) -> Reading:
     part = found.get("compiled_ratio") or found["ratio"]["draws"]
     times = times_of(found)
     failed = f"; compiled: {found['compiled_error']}" if "compiled_error" in found else ""
-    return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']}){failed}")
+    host = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found.get("host_ms", {}).items())
+    of_it = f"; the host: {host}" if host else ""
+    return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']}){of_it}{failed}")
 
 
 def share(found: Found) -> Reading:
