@@ -1,11 +1,12 @@
 """BYOL and BYOV with ResNet-18 on CIFAR-10: settings chosen on held-out images, 200 epochs, probes, all shifts.
 
 python results/cifar10_resnet.py trial --root DIR      short runs on 45,000 images, read on the 5,000 held out
-python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on; what is finished
-                                                       is read at once: kNN and linear probes, then all shifts
-python results/cifar10_resnet.py                       prints what lies in results/cifar10
+python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on
+python results/cifar10_resnet.py read --root DIR       what is finished: kNN first, then linear probes under every shift
+python results/cifar10_resnet.py                       scores and prints what was read
 
-Every step leaves out what is there already.
+Every step leaves out what is there already. `read` keeps class probabilities (resnet_*.npz, not in the repository),
+so that scores and temperatures take no GPU.
 """
 
 from __future__ import annotations
@@ -13,36 +14,51 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
-from cifar10 import HALF, READ
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
 from digits import ROOT, byov, summarise
+from torch import Generator, Tensor
 
+from byov.data.augmentations import AUGMENTATIONS
+from byov.device import choose_device
+from byov.evaluation.rows import CHUNK, CLEAN, plan
+from byov.files import write_json
+from byov.posterior.random import stream
+from byov.ssl.features import features
+from byov.ssl.knn import knn
+from byov.ssl.pretrain import restore
+from byov.ssl.probe import Probe, ProbeSettings, Scores
+from byov.ssl.temperature import EXAMPLES, tempered
 from byov.train import checkpoint
 
 TRIALS: dict[str, tuple[str, ...]] = {
     "byol": (),
-    "14": ("posterior.log_var=-14",),
-    "13": ("posterior.log_var=-13",),
-    "12": ("posterior.log_var=-12",),
+    "0.05": ("train.log_var_lr=0.5",),
+    "0.005": ("train.log_var_lr=0.05",),
+    "0.0005": ("train.log_var_lr=0.005",),
 }
-ANCHOR = ("train.lr=0.015", "train.weight_decay=2e-3", "train.decay=all", "train.log_var_lr=0.1")
-"""The public anchor has a quarter of BYOL's loss: its rate and decay in BYOL's units, of all parameters as torch's SGD
-has it; ρ still moves by 0.003 a step."""
-SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=2")
-"""The same recipe, a tenth as long."""
+"""By the rate of ρ in 200 epochs: in a tenth of the steps it goes as far at ten times the rate."""
+SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=1")
 OUT = ROOT / "results" / "cifar10"
+DRAWS, SEVERITIES = 10, (1, 3, 5)
 
 
 def trial(name: str, root: str) -> None:
     """Train a short run and probe it on the images held out."""
     out = OUT / f"resnet_trial_{name}.probe.json"
     if not out.exists():
-        recipe = "byol" if name == "byol" else "byov"
-        run = f"runs/resnet_trial_{name}"
-        train(recipe, run, [*ANCHOR, *SHORT, *TRIALS[name], f"data.root={root}"])
+        recipe, run = "byol" if name == "byol" else "byov", f"runs/resnet_trial_{name}"
+        train(recipe, run, [*SHORT, *TRIALS[name], f"data.root={root}"])
         samples = () if name == "byol" else ("--samples", "20")
         byov("probe", run, "--root", root, "--split", "holdout", *samples, "--out", str(out))
 
@@ -53,60 +69,142 @@ def train(recipe: str, run: str, settings: list[str]) -> None:
     byov("pretrain", f"recipes/cifar10_resnet_{recipe}.toml", "--run", run, *(["--resume"] * file.exists()), *words)
 
 
-def train_and_read(name: str, root: str, settings: list[str]) -> None:
-    """A run as far as its time goes; read in the same call when it is finished, for a lent machine may go away."""
-    train(name, f"runs/resnet_{name}", settings)
-    state = checkpoint.peek(ROOT / f"runs/resnet_{name}" / "checkpoint.safetensors")
-    if state["step"] == state["total"]:
-        read(name, root)
+def trained(name: str) -> bool:
+    """Whether a run has come to its end."""
+    file = ROOT / f"runs/resnet_{name}" / "checkpoint.safetensors"
+    state = checkpoint.peek(file) if file.exists() else {"step": 0, "total": 1}
+    return state["step"] == state["total"]
+
+
+# Reading
 
 
 def read(name: str, root: str) -> None:
-    """Both probes of a finished run on the test images; then its linear probe under every shift."""
-    run, out = f"runs/resnet_{name}", OUT / f"resnet_{name}"
-    if not out.with_suffix(".probe.json").exists():
-        byov("probe", run, "--root", root, "--samples", "20", "--out", str(out.with_suffix(".probe.json")))
-    if not finished(out.with_suffix(".json")):  # one that was interrupted goes on where it stopped
-        byov("evaluate", run, "--root", root, *READ, *HALF, "--out", str(out.with_suffix(".json")))
-    tempered = OUT / f"resnet_{name}_tempered.probe.json"
-    if not tempered.exists():
-        byov("probe", run, "--root", root, "--samples", "20", "--temper", "--out", str(tempered))
+    """The probabilities of a finished run's probes on the test images: clean, then shifted; at μ and under draws."""
+    device = choose_device("auto")
+    module, recipe = restore(ROOT / f"runs/resnet_{name}", device)
+    data = replace(recipe.data, root=root)
+    train, test = (data.load(split).to(device) for split in ("train", "test"))
+    options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "channels_last": True}
+    classes = len(train.class_names)
+    # In float32, and first: the number that is compared with the public one.
+    each = [features(module, part.images, **options) for part in (train, test)]
+    near = Scores.of(knn(each[0], train.labels, each[1], classes=classes), test.labels)
+    lines = (ROOT / f"runs/resnet_{name}/log.jsonl").read_text().splitlines()
+    (OUT / f"resnet_{name}.log.jsonl").write_text("".join(f"{line}\n" for line in lines[::5]))
+    about = {"run": name, "k": 200, "images": len(test), "torch": str(torch.__version__), "recipe": asdict(recipe)}
+    write_json(OUT / f"resnet_{name}.knn.json", {"scores": {"knn": asdict(near)}, "protocol": about})
+    print(f"{name}: kNN {100 * near.top1:.2f} %", flush=True)
+    settings = ProbeSettings(draws_read=DRAWS, temper=EXAMPLES)
+    half: dict[str, Any] = {**options, "autocast": torch.bfloat16, "batch_size": 2500}
+    probe = Probe.fit(module, train.images, train.labels, classes, settings, **half)
+    about |= {"settings": asdict(settings), "temperatures": dict(probe.temperatures), "severities": SEVERITIES}
+    write_json(OUT / f"resnet_{name}.protocol.json", about)
+    probe.temperatures.clear()
+    kept: dict[str, dict[str, np.ndarray]] = {"at_mean": {}, "under_draws": {}}
+    for shift, severity in plan(AUGMENTATIONS, SEVERITIES):
+        images = torch.cat(list(shifted(test.images, shift, severity)))
+        for reading, draws in (("at_mean", None), ("under_draws", DRAWS))[: 1 + bool(probe.under_draws)]:
+            found = probe.predict(images, draws).mean
+            kept[reading][f"{shift}/{severity}"] = found.log().half().cpu().numpy()
+        if severity in (0, 5):  # whole files, as often as there is something to lose
+            for reading, rows in kept.items():
+                if rows:
+                    write_arrays(OUT / f"resnet_{name}.{reading}.npz", {**rows, "labels": test.labels.cpu().numpy()})
 
 
-def finished(path: Path) -> bool:
-    """Whether an evaluation has all of its rows."""
-    return path.exists() and json.loads(path.read_text())["finished"]
+def shifted(images: Tensor, shift: str, severity: int, seed: int = 0) -> Iterator[Tensor]:
+    """The images that `byov evaluate` would see."""
+    generator = Generator(images.device).manual_seed(stream(seed, crc32(shift.encode()), severity))
+    for chunk in images.split(CHUNK):
+        floats = chunk.float() / 255
+        yield floats if shift == CLEAN else AUGMENTATIONS[shift](floats, severity, generator)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    np.savez(unfinished, **arrays)
+    unfinished.replace(path)
+
+
+def score(name: str) -> None:
+    """The scores of kept probabilities, as they are and at the temperature that was fitted, as `byov evaluate` has."""
+    about = json.loads((OUT / f"resnet_{name}.protocol.json").read_text())
+    for folder, temper in ((OUT, False), (OUT / "tempered", True)):
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for reading in ("at_mean", "under_draws"):
+            file = OUT / f"resnet_{name}.{reading}.npz"
+            with np.load(file) if file.exists() else nullcontext({}) as arrays:
+                for key in (key for key in arrays if key != "labels"):
+                    shift, severity = key.split("/")
+                    row = rows.setdefault((shift, int(severity)), {"shift": shift, "severity": int(severity)})
+                    probs = torch.from_numpy(arrays[key]).double().softmax(1)
+                    probs = tempered(probs, about["temperatures"][reading]) if temper else probs
+                    row[reading] = asdict(Scores.of(probs, torch.from_numpy(arrays["labels"])))
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"resnet_{name}.json", {"protocol": about, "tempered": temper, "rows": [*rows.values()]})
 
 
 def show() -> None:
     """What there is, in per cent."""
-    for path in sorted(OUT.glob("resnet_*.probe.json")):
+    for path in sorted([*OUT.glob("resnet_*.probe.json"), *OUT.glob("resnet_*.knn.json")]):
         scores = json.loads(path.read_text())["scores"]
-        keys = [key for key in scores if key.endswith(("top1", "ece"))]
-        print(f"{path.name:32}", "  ".join(f"{key} {100 * scores[key]:.2f}" for key in keys))
-    for name in ("byol", "byov"):
-        if finished(path := OUT / f"resnet_{name}.json"):
-            numbers = summarise(json.loads(path.read_text()))
-            print(f"{path.name:32}", "  ".join(f"{key} {value:.4f}" for key, value in numbers.items()))
+        flat = {f"{a}/{b}": v for a, part in scores.items() if isinstance(part, dict) for b, v in part.items()}
+        flat |= {key: value for key, value in scores.items() if not isinstance(value, dict)}
+        keys = [key for key in flat if key.endswith(("top1", "ece"))]
+        print(f"{path.name:32}", "  ".join(f"{key} {100 * flat[key]:.2f}" for key in keys))
+    for path in [OUT / folder / f"resnet_{name}.json" for folder in (".", "tempered") for name in ("byol", "byov")]:
+        if path.exists():
+            print(path.relative_to(OUT))
+            for key, value in summarise(json.loads(path.read_text())).items():
+                print(f"    {key:34} {value:.4f}")
+
+
+def draw() -> None:
+    """Over the epochs: the loss without the KL of both, and how wide BYOV's posterior is."""
+    logs = {name: OUT / f"resnet_{name}.log.jsonl" for name in ("byol", "byov")}
+    if not all(path.exists() for path in logs.values()):
+        return
+    lines = {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in logs.items()}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for name, label in (("byol", "BYOL"), ("byov", "BYOV")):
+        left.plot([x["epoch"] for x in lines[name]], [x["ssl"] for x in lines[name]], label=label)
+    left.set(xlabel="epoch", ylabel="loss without KL", ylim=(0, 1))
+    for key, label in (("snr", "median |μ|/σ"), ("sigma", "mean σ")):
+        right.semilogy([x["epoch"] for x in lines["byov"]], [x[key] for x in lines["byov"]], label=label)
+    right.set(xlabel="epoch", title="BYOV's posterior")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(OUT / "resnet_training.png", dpi=150)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("trial", "train"))
+    parser.add_argument("what", nargs="?", choices=("trial", "train", "read"))
     parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
     parser.add_argument("--only", default="", help="some of them, by commas")
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--set", action="append", default=[], help="of BYOV's recipe, such as posterior.log_var=-13")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        help="of both recipes, such as train.log_var_lr=0.05, which is the BYOV that was read",
+    )
     words = parser.parse_args()
     chosen = words.only.split(",") if words.only else [*TRIALS] if words.what == "trial" else ["byol", "byov"]
     limit = [] if words.minutes is None else [f"train.minutes={words.minutes}"]
     jobs = []
     for name in chosen:
         if words.what == "train":
-            own = words.set if name == "byov" else []
-            jobs.append(partial(train_and_read, name, words.root, [*ANCHOR, f"data.root={words.root}", *limit, *own]))
+            settings = [f"data.root={words.root}", *limit, *words.set]
+            jobs.append(partial(train, name, f"runs/resnet_{name}", settings))
         elif words.what == "trial":
             jobs.append(partial(trial, name, words.root))
+        elif words.what == "read" and trained(name):
+            jobs.append(partial(read, name, words.root))
+        elif words.what is None and (OUT / f"resnet_{name}.at_mean.npz").exists():
+            jobs.append(partial(score, name))
     with ThreadPoolExecutor(len(jobs) or 1) as pool:  # a GPU has room for several such runs
         for done in [pool.submit(job) for job in jobs]:
             try:
@@ -114,6 +212,7 @@ def main() -> None:
             except subprocess.CalledProcessError as error:
                 print(f"failed: {' '.join(map(str, error.cmd[3:]))}")
     show()
+    draw()
 
 
 if __name__ == "__main__":
