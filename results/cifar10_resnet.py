@@ -5,8 +5,8 @@ python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     
 python results/cifar10_resnet.py read --root DIR       what is finished: kNN first, then linear probes under every shift
 python results/cifar10_resnet.py                       scores and prints what was read
 
-Every step leaves out what is there already. `read` keeps class probabilities (resnet_*.npz, not in the repository),
-so that scores and temperatures take no GPU.
+`trial` and `read` leave out what is there already. `read` keeps class probabilities (resnet_*.npz, not in the
+repository), so that scores and temperatures take no GPU.
 """
 
 from __future__ import annotations
@@ -87,18 +87,33 @@ def read(name: str, root: str) -> None:
     train, test = (data.load(split).to(device) for split in ("train", "test"))
     options: dict[str, Any] = {"mean": module.views.mean, "std": module.views.std, "channels_last": True}
     classes = len(train.class_names)
-    # In float32, and first: the number that is compared with the public one.
+    # In float32 (convolutions in TF32, torch's default), and first: the number that is compared with the public one.
     each = [features(module, part.images, **options) for part in (train, test)]
     near = Scores.of(knn(each[0], train.labels, each[1], classes=classes), test.labels)
-    lines = (ROOT / f"runs/resnet_{name}/log.jsonl").read_text().splitlines()
+    log = (ROOT / f"runs/resnet_{name}/log.jsonl").read_text().splitlines()
+    lines = [line for line in log if "alarm" not in json.loads(line)]
     (OUT / f"resnet_{name}.log.jsonl").write_text("".join(f"{line}\n" for line in lines[::5]))
-    about = {"run": name, "k": 200, "images": len(test), "torch": str(torch.__version__), "recipe": asdict(recipe)}
+    about = {
+        "run": name,
+        "k": 200,
+        "train": {"name": train.name, "digest": train.digest, "images": len(train)},
+        "test": {"name": test.name, "digest": test.digest, "images": len(test)},
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": str(torch.__version__),
+        "recipe": asdict(recipe),
+    }
     write_json(OUT / f"resnet_{name}.knn.json", {"scores": {"knn": asdict(near)}, "protocol": about})
     print(f"{name}: kNN {100 * near.top1:.2f} %", flush=True)
     settings = ProbeSettings(draws_read=DRAWS, temper=EXAMPLES)
     half: dict[str, Any] = {**options, "autocast": torch.bfloat16, "batch_size": 2500}
     probe = Probe.fit(module, train.images, train.labels, classes, settings, **half)
-    about |= {"settings": asdict(settings), "temperatures": dict(probe.temperatures), "severities": SEVERITIES}
+    about |= {
+        "precision": "bf16-mixed",
+        "shift_seed": 0,
+        "settings": asdict(settings),
+        "temperatures": dict(probe.temperatures),
+        "severities": SEVERITIES,
+    }
     write_json(OUT / f"resnet_{name}.protocol.json", about)
     probe.temperatures.clear()
     kept: dict[str, dict[str, np.ndarray]] = {"at_mean": {}, "under_draws": {}}
@@ -107,7 +122,7 @@ def read(name: str, root: str) -> None:
         for reading, draws in (("at_mean", None), ("under_draws", DRAWS))[: 1 + bool(probe.under_draws)]:
             found = probe.predict(images, draws).mean
             kept[reading][f"{shift}/{severity}"] = found.log().half().cpu().numpy()
-        if severity in (0, 5):  # whole files, as often as there is something to lose
+        if severity in (0, SEVERITIES[-1]):  # whole files, as often as there is something to lose
             for reading, rows in kept.items():
                 if rows:
                     write_arrays(OUT / f"resnet_{name}.{reading}.npz", {**rows, "labels": test.labels.cpu().numpy()})
@@ -128,7 +143,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def score(name: str) -> None:
-    """The scores of kept probabilities, as they are and at the temperature that was fitted, as `byov evaluate` has."""
+    """The scores of kept probabilities, as they are and at the temperature that was fitted."""
     about = json.loads((OUT / f"resnet_{name}.protocol.json").read_text())
     for folder, temper in ((OUT, False), (OUT / "tempered", True)):
         rows: dict[tuple[str, int], dict[str, Any]] = {}
@@ -201,7 +216,7 @@ def main() -> None:
             jobs.append(partial(train, name, f"runs/resnet_{name}", settings))
         elif words.what == "trial":
             jobs.append(partial(trial, name, words.root))
-        elif words.what == "read" and trained(name):
+        elif words.what == "read" and trained(name) and not (OUT / f"resnet_{name}.at_mean.npz").exists():
             jobs.append(partial(read, name, words.root))
         elif words.what is None and (OUT / f"resnet_{name}.at_mean.npz").exists():
             jobs.append(partial(score, name))

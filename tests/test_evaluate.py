@@ -108,6 +108,9 @@ def test_command_prints_a_table_and_writes_the_protocol(monkeypatch, capsys, fol
     for words in ("clean", "jpeg compression", "mean of shifts", "draws", "AUROC", "harsher on 8", "…"):
         assert (words in out) != (words == "…"), words
     saved = json.loads((folder / "r.json").read_text())
+    floors = [saved["rows"][0][reading]["ece_floor"] for reading in ("at_mean", "under_draws")]
+    said = f"an ECE of {100 * floors[0]:.2f} % at μ, {100 * floors[1]:.2f} % under draws."
+    assert said in " ".join(out.split())
     protocol, rows = saved["protocol"], [Row(**row) for row in saved["rows"]]
     assert saved["finished"]
     assert protocol["model"]["digest"] == digest(import_module("some_nets").bayes())

@@ -10,7 +10,7 @@ import byov
 from byov.data import load
 from byov.data.augmentations import AUGMENTATIONS
 from byov.data.corruptions import CORRUPTIONS, corrupt
-from byov.evaluation import Classifier, Row, evaluate, scores, summarise
+from byov.evaluation import Classifier, Row, evaluate, rows, scores, summarise
 from byov.evaluation.images import parse_severities, shifts_for
 from byov.evaluation.rows import CHUNK
 from byov.evaluation.subjects import digest
@@ -47,6 +47,7 @@ def direct(probs: Tensor, labels: Tensor) -> dict[str, float]:
         "top5": metrics.accuracy(probs, labels, top_k=5).item(),
         "nll": metrics.nll(probs, labels).item(),
         "ece": metrics.calibration_error(probs, labels, bins=15).item(),
+        "ece_floor": metrics.calibration_floor(probs, bins=15).item(),
         "adaptive_ece": metrics.adaptive_calibration_error(probs, labels, bins=15).item(),
         "ece_paper": metrics.calibration_error(probs, labels, bins=20, min_count=6).item(),
         "mce": metrics.calibration_error(probs, labels, bins=20, norm="max", min_count=6).item(),
@@ -124,6 +125,30 @@ def test_images_beyond_one_chunk_are_shifted_by_one_stream() -> None:
         probs = model(shifted).softmax(1)
     assert row.at_mean["nll"] == pytest.approx(metrics.nll(probs, labels).item(), abs=1e-6)
     assert row.under_draws is None
+
+
+def test_how_many_images_are_predicted_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (few, labels) = network(), digits(450)
+    images, labels = few.repeat(3, 1, 1, 1), labels.repeat(3)
+    sizes: list[int] = []
+    call = Classifier.__call__
+    monkeypatch.setattr(
+        Classifier, "__call__", lambda self, x, draws=None: sizes.append(len(x)) or call(self, x, draws)
+    )
+    found = []
+    for chunks in (1, 2, 100):
+        monkeypatch.setattr(rows, "BLOCK_BYTES", chunks * CHUNK * 64 * 4)
+        found.append(evaluate(model, images, labels, TWO, (3,), samples=2))
+    assert {*sizes} == {CHUNK, 2 * CHUNK, 1350, 1350 - 2 * CHUNK}
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert a.at_mean == pytest.approx(b.at_mean, abs=1e-6)
+            assert a.under_draws == pytest.approx(b.under_draws, abs=1e-6)
+
+
+def test_rows_of_older_files_lack_a_score() -> None:
+    old, new = {"top1": 0.5}, {"top1": 0.7, "ece_floor": 0.1}
+    assert summarise([Row("fog", 1, new), Row("fog", 2, old)])[0].at_mean == {"top1": 0.6, "ece_floor": None}
 
 
 def test_normalisation_follows_the_shift() -> None:

@@ -88,13 +88,20 @@ def test_after_an_exception_everything_is_back() -> None:
     assert all(weight is None for weight in model.net.lstm._flat_weights)
 
 
-def test_a_tensor_that_has_no_place() -> None:
-    """It fails after the first was handed over, which is taken back."""
-    model = byov.bayesianize(nn.Sequential(nn.Linear(2, 2)), byov.Gaussian())
-    tensors = model.tensors()
-    with pytest.raises(KeyError):
-        Handover(model.net)({**tensors, "1.weight": torch.zeros(2, 2)}, lambda net: net)
+def test_what_was_handed_over_before_a_refusal_is_taken_back() -> None:
+    class Refuses(nn.LSTM):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "bias_hh_l0" and isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                raise ValueError("not this one")
+            super().__setattr__(name, value)
+
+    model = byov.bayesianize(nn.Sequential(nn.Linear(2, 2), Refuses(2, 2)), byov.Gaussian())
+    handed_over: list[Tensor] = []
+    with pytest.raises(ValueError, match="not this one"):
+        Handover(model.net)(model.tensors(), lambda net: handed_over.append(net[0].weight))
+    assert not handed_over
     assert model.net[0].weight is None
+    assert all(weight is None for weight in model.net[1]._flat_weights)
 
 
 class Replaces(nn.Linear):
@@ -115,13 +122,21 @@ class Unregisters(nn.Linear):
         return super().forward(x)
 
 
+class BecomesABuffer(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 2.0 * self.weight
+        del self.weight
+        self.register_buffer("weight", weight)
+        return super().forward(x)
+
+
 class Writes(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.weight.mul_(2.0)
         return super().forward(x)
 
 
-@pytest.mark.parametrize("layer", [Replaces, Unregisters, Writes])
+@pytest.mark.parametrize("layer", [Replaces, Unregisters, BecomesABuffer, Writes])
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_network_that_replaces_what_it_is_handed(layer: type[nn.Linear], batched: bool) -> None:
     """Every pass finds what was drawn."""
@@ -133,6 +148,28 @@ def test_a_network_that_replaces_what_it_is_handed(layer: type[nn.Linear], batch
     torch.testing.assert_close(found.draws, expected)
     assert model.net[1]._parameters["weight"] is None
     assert "weight" not in vars(model.net[1])
+    assert not model.net[1]._buffers
+
+
+class Shuffles(nn.Module):
+    """A list that loses a module has another dict of modules than before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.layers.pop(-1)
+        self.layers[0], self.layers[1] = self.layers[1], self.layers[0]
+        self.layers.append(last)
+        return self.layers[1](last(self.layers[0](x)))
+
+
+def test_a_network_that_makes_its_list_of_modules_anew() -> None:
+    model, x = byov.bayesianize(Shuffles(), byov.Gaussian(-2.0)), torch.randn(6, 4)
+    expected = by_hand(model, x, 4, seed=3)
+    found = byov.predict(model, x, 4, "loop", generator=Generator().manual_seed(3), keep=True)
+    torch.testing.assert_close(found.draws, expected)
 
 
 def test_a_network_that_exchanges_its_modules() -> None:

@@ -272,18 +272,24 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     console.print(table(results.rows, f"{protocol['model']['name']} on {about}{draws}"))
     console.print(_caption(protocol), highlight=False)
-    floor = results.rows[0].at_mean.get("ece_floor")
-    if floor is not None:
-        count = f"{protocol['data']['images']:,}"
-        console.print(
-            f"On {count} images a perfectly calibrated model reads an ECE of {100 * floor:.2f} %.", highlight=False
-        )
+    if floor := _floor(results.rows[0], protocol["data"]["images"]):
+        console.print(floor, highlight=False)
     if started_anew(found.weights):
         console.print(NO_NETWORK, highlight=False)
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}", highlight=False, soft_wrap=True)
     _show_errors(console, read(out), baseline, error_lines)
     console.print(f"all scores and their protocol: {out}", highlight=False, soft_wrap=True)
+
+
+def _floor(clean: Row, images: int) -> str:
+    """What the ECE of the clean images is to be compared with; rows of older files do not say."""
+    words = {"at μ": clean.at_mean, "under draws": clean.under_draws or {}}
+    floors = {name: part["ece_floor"] for name, part in words.items() if part.get("ece_floor") is not None}
+    each = ", ".join(f"{100 * floor:.2f} % {name}" for name, floor in floors.items())  # type: ignore[operator]
+    return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}." * bool(
+        each
+    )
 
 
 def _show_errors(console: Console, content: dict[str, Any], baseline: Path | None, lines: Any) -> None:

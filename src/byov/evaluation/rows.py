@@ -122,8 +122,8 @@ def _predict(
     parts: list[list[Prediction]] = [[] for _ in readings]
     chunks = max(1, BLOCK_BYTES // (4 * CHUNK * images[0].numel()))
     for block in images.split(chunks * CHUNK):
-        floats = [_floats(chunk.to(place)) for chunk in block.split(CHUNK)]
-        moved = torch.cat(floats if shift is None else [shift(chunk, severity, generator) for chunk in floats])
+        floats = (_floats(chunk.to(place)) for chunk in block.split(CHUNK))
+        moved = torch.cat([x if shift is None else shift(x, severity, generator) for x in floats])
         for part, draws in zip(parts, readings, strict=True):
             part.append(predictor(moved, draws))
     return [Prediction.cat(part) for part in parts]

@@ -78,7 +78,7 @@ class Draws:
 
     def next(self) -> Weights:
         """The next draw. It may take the memory of the one before, whose weights are then gone."""
-        if self._steady is not None:  # on a GPU nothing is gained by keeping memory
+        if self._steady is not None:  # a GPU's allocator keeps memory by itself
             return self.of(self._noise())
         with self._noise_memory:
             noise = self._noise()
@@ -113,7 +113,7 @@ class Draws:
             return self._steady(noise)
         if self._recording is None:
             tensors, self._recording = record(
-                lambda: self.model.tensors(noise), modules_of(self.model.q), (), _flat(noise)
+                lambda _: self.model.tensors(noise), modules_of(self.model.q), (), _flat(noise)
             )
             return tensors
         return self._again(noise, self._weight_memory)

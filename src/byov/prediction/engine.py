@@ -51,7 +51,8 @@ def predict(
     keep: bool = False,
     progress: bool | None = None,
 ) -> Prediction:
-    """The posterior predictive of `x` under draws of the model's weights.
+    """The posterior predictive of `x` under draws of the model's weights, one call at a time: draws stand in the
+    network itself while it runs, so that several threads want copies of the model.
 
     Args:
         model: a BayesianModule; a plain network counts as a posterior without spread, and takes one pass.
@@ -137,6 +138,7 @@ class _Predictor:
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see(net))
         self._handover = Handover(model.net) if isinstance(model, BayesianModule) else None
         self._modules: list[nn.Module] | None = modules
+        self._sleep = holds_parameters(net)  # else the first call is one to be seen
 
     def _nothing_to_see(self, net: list[nn.Module]) -> bool:
         """Whether watching a pass would cost more than it can give: about the host's time for a pass.
@@ -189,10 +191,11 @@ class _Predictor:
         window: list[Running] = []
         for x in batches:
             task, precision, keep = self.settings
-            forward = Forward(self.model, x, task, self.watch, self._handover, self._modules)
+            forward = Forward(self.model, x, task, self.watch, self._handover, self._modules, self._sleep)
             self._modules = None  # a pass may have changed them
             batch = Running(forward, precision, keep)
             batch.take(batch.forward.one(weights))
+            self._sleep &= forward.recording is None or not forward.recording.settling
             window.append(batch)
             advance(1 / self.samples)
             if full(window):

@@ -21,8 +21,9 @@ from byov.prediction.state import compiled, modules_of
 class Forward:
     """Passes on one fixed batch; the first is recorded, so that the others need not repeat what they share with it.
 
-    The second, where the first may have filled a cache of the network's. Without `watch` none is. Who makes several of
-    these hands them one `handover`, and the first of them the `modules` of the model, if they are known.
+    The second, where the first may have filled a cache of the network's, or where `sleep` missed something: the first
+    is watched only from the first drawn weight on. Without `watch` none is. Who makes several of these hands them one
+    `handover`, and the first of them the `modules` of the model, if they are known.
     """
 
     def __init__(
@@ -33,11 +34,12 @@ class Forward:
         watch: bool = True,
         handover: Handover | None = None,
         modules: list[nn.Module] | None = None,
+        sleep: bool = True,
     ) -> None:
         self.model, self.x, self.task, self.watch = model, x, task, watch
         self.handover = Handover(model.net) if handover is None and isinstance(model, BayesianModule) else handover
         self.recording: Recording | None = None
-        self._modules = modules
+        self._modules, self._sleep = modules, sleep
 
     def one(self, weights: Weights | None) -> Tensor:
         """What one draw predicts (1, N, …); of a plain network, what it predicts."""
@@ -50,7 +52,8 @@ class Forward:
             inputs, first = [self.x] if isinstance(self.x, Tensor) else self.x.values(), self.recording is None
             modules, self._modules = self._modules or modules_of(self.model), None  # a pass may have changed them
             with self._seen(modules):
-                out, self.recording = record(lambda: self._under(tensors), modules, inputs, tensors.values())
+                handed = lambda drawn: self._under(dict(zip(tensors, drawn, strict=True)))  # noqa: E731
+                out, self.recording = record(handed, modules, inputs, tensors.values(), self._sleep and first)
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())

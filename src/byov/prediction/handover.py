@@ -7,10 +7,12 @@ As `torch.func.functional_call`, which finds every name anew for each call, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import getitem, is_
+from operator import attrgetter, getitem, is_
 from typing import Any
 
 from torch import Tensor, nn
+
+_children = attrgetter("_modules")  # not the dict itself: nn.ModuleList makes a new one when it loses a module
 
 
 class Handover:
@@ -23,8 +25,8 @@ class Handover:
         self._net = net
         self._names: list[str] = []
         self._places: list[tuple[nn.Module, str]] = []
-        # How the modules were found, to see that they are still there: their parents' dicts, and their names in these.
-        self._dicts: list[Mapping[str, Any]] = []
+        # How the modules were found, to see that they are still there: their parents, and their names in these.
+        self._parents: list[nn.Module] = []
         self._keys: list[str] = []
         self._modules: list[Any] = []
 
@@ -50,21 +52,23 @@ class Handover:
                 if place is None:
                     module._parameters.pop(leaf, None)
                     setattr(module, leaf, old)
-                else:
-                    place[leaf] = old
-                    if leaf in module.__dict__:  # it has deleted what it was handed, and set a plain attribute instead
-                        del module.__dict__[leaf]
+                    continue
+                if leaf not in place:  # it has deleted what it was handed, and may have set something of another kind
+                    for other in (module._parameters, module._buffers, module.__dict__):
+                        other.pop(leaf, None)
+                place[leaf] = old
 
     def _current(self) -> bool:
         """Whether the names still lead to the same modules: a network may exchange its own."""
         try:
-            return all(map(is_, map(getitem, self._dicts, self._keys), self._modules))
+            return all(map(is_, map(getitem, map(_children, self._parents), self._keys), self._modules))
         except KeyError:
             return False
 
     def _look_up(self, names: Mapping[str, Any]) -> None:
         found: dict[str, nn.Module] = {"": self._net}
-        places, self._dicts, self._keys, self._modules = [], [], [], []
+        self._names, self._places, self._parents, self._keys, self._modules = [], [], [], [], []
+        places = []
         for name in names:
             prefix, _, leaf = name.rpartition(".")
             places.append((self._find(prefix, found), leaf))
@@ -74,9 +78,9 @@ class Handover:
         if path in found:
             return found[path]
         above, _, key = path.rpartition(".")
-        children = self._find(above, found)._modules
-        found[path] = module = children[key]  # type: ignore[assignment]
-        self._dicts.append(children)
+        parent = self._find(above, found)
+        found[path] = module = parent._modules[key]  # type: ignore[assignment]
+        self._parents.append(parent)
         self._keys.append(key)
         self._modules.append(module)
         return module  # type: ignore[return-value]

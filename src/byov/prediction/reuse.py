@@ -16,6 +16,7 @@ from enum import Enum
 from itertools import compress
 from numbers import Number
 from operator import attrgetter
+from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -23,6 +24,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from byov.prediction.sleeping import METADATA, Sleeping, plain
 from byov.prediction.state import (
     attributes_of,
     context,
@@ -32,12 +34,6 @@ from byov.prediction.state import (
     unchanged,
 )
 from byov.prediction.tree import BARE, At, leaves_of, map_leaves, tensors_in
-
-_METADATA = {
-    *("__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point"),
-    *("is_same_size", "is_signed", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "type"),
-}
-"""What may be asked of a random tensor without learning its values; `__get__` is every property (shape, dtype, …)."""
 
 
 class Diverged(Exception):
@@ -66,13 +62,14 @@ class Recording:
     out: Any = None
     sound: bool = True
     settling: bool = False
-    """Whether it is not sound only because the pass changed an attribute; it may have filled a cache."""
+    """Whether another look may help: the pass changed an attribute, and may have filled a cache; or it was not watched
+    from the start, and something made before was met later."""
     tried: bool = False
     """Whether the tape has been run."""
     largest: int = 0
     """Elements of the largest result that depends on the draw: what a batch of draws multiplies."""
     saved: float = 0.0
-    """The share of all results' elements that need not be computed again."""
+    """The share of all results' elements that need not be computed again; of what nobody watched, its share of time."""
     kept: int = 0
     """Bytes that are held for later passes, beside what the model and the input hold anyway."""
 
@@ -108,11 +105,28 @@ class _Record(TorchFunctionMode):
         self.known |= {id(tensor): _Drawn(tensor, number) for number, tensor in enumerate(noise)}
         self.count = len(noise)
         self.fixed = self.total = 0
+        self.asleep = self.finished = self.stranger = False
+        self.slept = 0.0
+        """Until when, since `began`."""
+        self.began = perf_counter()
         self.context = context()
         # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
         self.given, self.given_then = given, self._versions(given)
         self.read: list[tuple[Tensor, int]] = []
         self.versions = dict(map(self._state, noise))
+
+    def sleep(self, noise: list[Tensor]) -> list[Tensor]:
+        """Do not watch until one of these tensors is used; what is to be handed over in their place."""
+        self.asleep = True
+        made = {id(tensor): Sleeping.of(tensor, self.wake) for tensor in noise}  # a tied one is one tensor still
+        return [made[id(tensor)] for tensor in noise]
+
+    def wake(self, read: list[Tensor]) -> None:
+        """Watch from now on. What the first call reads was made without the draw, or it would not be the first."""
+        if self.asleep and not self.finished:
+            self.asleep, self.slept = False, perf_counter() - self.began
+            self.known |= {id(tensor): ref(tensor) for tensor in read if id(tensor) not in self.known}
+            self.__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = self.known
@@ -146,6 +160,7 @@ class _Record(TorchFunctionMode):
 
     def _carefully(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that may depend on the draw, or have arguments that one has to look into."""
+        args, kwargs = map_leaves(plain, args), map_leaves(plain, kwargs)
         inputs: list[Tensor] = []
         for part in (*args, *kwargs.values()):
             if type(part) not in BARE:
@@ -155,7 +170,7 @@ class _Record(TorchFunctionMode):
             reference = self.known.get(id(tensor), _UNKNOWN)
             if reference() is not tensor:
                 # No call made it and nobody gave it (from numpy, from a scripted module): who knows what it depends on.
-                self.recording.sound = False
+                self.recording.sound, self.stranger = False, self.slept > 0
             elif type(reference) is _Drawn:
                 depends = True
         if depends:
@@ -192,7 +207,7 @@ class _Record(TorchFunctionMode):
                 recording.sound = False
         out = func(*args, **kwargs)
         results, name = tensors_in(out), getattr(func, "__name__", "")
-        if not results and name in _METADATA:
+        if not results and name in METADATA:
             return out
         # A number read off a random tensor can steer the network in ways that no call shows.
         recording.sound &= type(out) is Tensor or all(isinstance(leaf, _TOLD) for leaf in leaves_of(out))
@@ -212,13 +227,15 @@ class _Record(TorchFunctionMode):
     def finish(self, out: Any, settled: bool) -> Recording:
         """Check that nothing was written to after it was read; see what is held, and for how long."""
         recording = self.recording
+        spent = perf_counter() - self.began
         leaves = list(leaves_of(out))
-        recording.sound &= all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)() is t for t in leaves)
+        if not all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)() is t for t in leaves):
+            recording.sound, self.stranger = False, self.asleep or self.slept > 0
         recording.sound &= self.given_then == self._versions(self.given)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
-        recording.settling = recording.sound and not settled
+        recording.settling = self.stranger or (recording.sound and not settled)
         recording.sound &= settled
-        recording.saved = self.fixed / max(self.fixed + self.total, 1)
+        recording.saved = 1 - (1 - self.slept / spent) * self.total / max(self.fixed + self.total, 1)
         if not recording.useful:  # no later pass will ask
             recording.tape.clear()
             return recording
@@ -307,7 +324,11 @@ def _block(tensor: Tensor) -> tuple[int, int]:
 
 
 def record(
-    forward: Callable[[], Any], modules: list[nn.Module], inputs: Iterable[Tensor], noise: Iterable[Tensor]
+    forward: Callable[[list[Tensor]], Any],
+    modules: list[nn.Module],
+    inputs: Iterable[Tensor],
+    noise: Iterable[Tensor],
+    sleep: bool = False,
 ) -> tuple[Any, Recording]:
     """Run `forward`, a pass through the modules, once; what it returns, and a recording for the passes after it.
 
@@ -315,17 +336,29 @@ def record(
     the autocast state around what is random, writes in place in a way that a repetition would see, leaves one of its
     modules' attributes (or what a list, dict or set there holds) other than it was, or has forward hooks, which want to
     see every pass. What it does not notice is a network that counts its passes elsewhere, such as in a global variable
-    or in an object that it holds, and computes something else in the next.
+    or in an object that it holds, and computes something else in the next. With `sleep` it watches only from the first
+    call on that the noise takes part in, and a generator that the network holds elsewhere is one more such thing.
     """
-    attributes, state = attributes_of(modules), random_state()
+    noise, attributes, state = list(noise), attributes_of(modules), random_state()
     types = list(map(type, attributes))
     kinds = {kind for kind in set(types) if issubclass(kind, Tensor)}
-    mode = _Record([*noise], [*inputs, *compress(attributes, map(kinds.__contains__, types))])
+    mode = _Record(noise, [*inputs, *compress(attributes, map(kinds.__contains__, types))])
     mode.recording.sound &= not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    with mode:
-        out = forward()
+    out = _run(forward, mode, noise, sleep and Generator not in types)
     mode.recording.sound &= same_state(state, random_state())
     return out, mode.finish(out, settled=unchanged(attributes, attributes_of(modules)))
+
+
+def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tensor], sleep: bool) -> Any:
+    if not sleep:
+        with mode:
+            return forward(noise)
+    try:
+        return map_leaves(plain, forward(mode.sleep(noise)))
+    finally:
+        mode.finished = True
+        if not mode.asleep:
+            mode.__exit__(None, None, None)
 
 
 def replay(recording: Recording, noise: Iterable[Tensor]) -> Any:

@@ -64,8 +64,7 @@ def attributes_of(modules: list[nn.Module]) -> list[Any]:
     except KeyError:
         names = [_getter(tuple(one)) for one in every]
         found = list(chain.from_iterable(map(call, names, every)))
-    containers = compress(found, map(_CONTAINERS.__contains__, map(type, found)))
-    held = list(filter(None, containers))
+    held = list(compress(found, map(_CONTAINERS.__contains__, map(type, found))))
     found += names
     found += map(len, held)
     found += chain.from_iterable(held)

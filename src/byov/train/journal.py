@@ -97,7 +97,7 @@ class Journal:
         self.layer_file.write(json.dumps(line) + "\n")
 
     def alarm(self, step: int, message: str, about: str = "") -> None:
-        """A warning that must be seen, once a run for each thing that it is about."""
+        """A warning that must be seen, once each time a run is started, for each thing that it is about."""
         if self.active and about not in self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
             self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")

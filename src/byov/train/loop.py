@@ -30,8 +30,8 @@ from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 
 WIDE = 0.3
-"""The median |μ|/σ below which a student without labels is told to have lost its way: a ResNet-18 whose ratio fell to
-0.001 ended 3 points below BYOL, and its loss began to lag at about 1."""
+"""The median |μ|/σ below which a student without labels is warned. Of a ResNet-18 whose ratio fell to 0.001, and which
+ended 3 points below BYOL, the loss began to lag at about 1; at 0.3 it was past doubt, and half of the run was left."""
 
 _ADVICE = (
     "Try a lower train.lr, train.clip=1.0, a longer warm-up, or with a posterior a smaller posterior.beta_end;"

@@ -100,8 +100,9 @@ def calibration_floor(probs: Tensor, bins: int = 15) -> Tensor:
         Σ_r √(2/π · Σ_{i in B_r} cᵢ (1 − cᵢ)) / n
 
     An ECE is never 0 on finitely many samples: where every prediction is right with probability c, the gap of a bin is
-    a sum of independent errors of variance c (1 − c), taken as a normal one (good to a few per cent from ten samples a
-    bin on). An ECE near its floor is no sign of miscalibration, and none can be expected to lie below.
+    a sum of independent errors of variance c (1 − c), taken as a normal one: right to a tenth where a bin expects an
+    error or more, too large where it expects fewer. An ECE near its floor is no sign of miscalibration, and none can be
+    expected to lie below.
 
     Args:
         probs: (N, C), each row on the simplex.
