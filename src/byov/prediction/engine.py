@@ -195,7 +195,7 @@ class _Predictor:
             self._modules = None  # a pass may have changed them
             batch = Running(forward, precision, keep)
             batch.take(batch.forward.one(weights))
-            self._sleep &= forward.recording is None or not forward.recording.settling
+            self._sleep = forward.sleep
             window.append(batch)
             advance(1 / self.samples)
             if full(window):

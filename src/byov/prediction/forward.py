@@ -39,7 +39,7 @@ class Forward:
         self.model, self.x, self.task, self.watch = model, x, task, watch
         self.handover = Handover(model.net) if handover is None and isinstance(model, BayesianModule) else handover
         self.recording: Recording | None = None
-        self._modules, self._sleep = modules, sleep
+        self._modules, self.sleep = modules, sleep
 
     def one(self, weights: Weights | None) -> Tensor:
         """What one draw predicts (1, N, …); of a plain network, what it predicts."""
@@ -53,7 +53,8 @@ class Forward:
             modules, self._modules = self._modules or modules_of(self.model), None  # a pass may have changed them
             with self._seen(modules):
                 handed = lambda drawn: self._under(dict(zip(tensors, drawn, strict=True)))  # noqa: E731
-                out, self.recording = record(handed, modules, inputs, tensors.values(), self._sleep and first)
+                out, self.recording = record(handed, modules, inputs, tensors.values(), self.sleep and first)
+            self.sleep &= not self.recording.settling
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())

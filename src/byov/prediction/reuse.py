@@ -106,9 +106,9 @@ class _Record(TorchFunctionMode):
         self.count = len(noise)
         self.fixed = self.total = 0
         self.asleep = self.finished = self.stranger = False
-        self.slept = 0.0
-        """Until when, since `began`."""
-        self.began = perf_counter()
+        self.began = self.slept = 0.0
+        self.spent = 1.0
+        """Seconds: when the pass began, how long it slept, and how long it took."""
         self.context = context()
         # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
         self.given, self.given_then = given, self._versions(given)
@@ -227,7 +227,6 @@ class _Record(TorchFunctionMode):
     def finish(self, out: Any, settled: bool) -> Recording:
         """Check that nothing was written to after it was read; see what is held, and for how long."""
         recording = self.recording
-        spent = perf_counter() - self.began
         leaves = list(leaves_of(out))
         if not all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)() is t for t in leaves):
             recording.sound, self.stranger = False, self.asleep or self.slept > 0
@@ -235,7 +234,7 @@ class _Record(TorchFunctionMode):
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
         recording.settling = self.stranger or (recording.sound and not settled)
         recording.sound &= settled
-        recording.saved = 1 - (1 - self.slept / spent) * self.total / max(self.fixed + self.total, 1)
+        recording.saved = 1 - (1 - self.slept / self.spent) * self.total / max(self.fixed + self.total, 1)
         if not recording.useful:  # no later pass will ask
             recording.tape.clear()
             return recording
@@ -353,10 +352,11 @@ def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tens
     if not sleep:
         with mode:
             return forward(noise)
+    handed, mode.began = mode.sleep(noise), perf_counter()
     try:
-        return map_leaves(plain, forward(mode.sleep(noise)))
+        return map_leaves(plain, forward(handed))
     finally:
-        mode.finished = True
+        mode.spent, mode.finished = perf_counter() - mode.began, True
         if not mode.asleep:
             mode.__exit__(None, None, None)
 

@@ -57,7 +57,7 @@ class Running:
             return False
         self.moments.take(goes_on)
         x = x[goes_on] if isinstance(x, Tensor) else {name: tensor[goes_on] for name, tensor in x.items()}
-        self.forward = Forward(before.model, x, task, before.watch, before.handover)
+        self.forward = Forward(before.model, x, task, before.watch, before.handover, sleep=before.sleep)
         return True
 
     def result(self, strategy: str, each: bool) -> Prediction:
