@@ -319,7 +319,8 @@ class Loop:
                 journal.alarm(
                     self.step,
                     f"The posterior is wide: the median |μ|/σ is {values['snr']:.2g}, and the student learns through"
-                    " that noise. Try a smaller posterior.log_var, posterior.beta_end or train.log_var_lr, or less decay.",
+                    " that noise. Try a smaller posterior.log_var, posterior.beta_end or train.log_var_lr, or less"
+                    " decay.",
                     about="snr",
                 )
         journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
