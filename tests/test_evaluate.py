@@ -99,6 +99,25 @@ def small(out: Path | str, *words: object) -> list[object]:
     return ["python:some_nets:bayes", "--data", "digits", "--limit", 60, "--samples", 3, "--out", out, *words]
 
 
+def test_a_file_from_before_the_floor_goes_on(monkeypatch, capsys, folder) -> None:
+    words = small("r.json", "--shift", "corruptions", "--severities", "1")
+    assert command(monkeypatch, capsys, *words)[0] == 0
+    saved = json.loads((folder / "r.json").read_text())
+    del saved["protocol"]["conventions"]["ece_floor"]
+    saved["rows"] = saved["rows"][:3]
+    for row in saved["rows"]:
+        for reading in ("at_mean", "under_draws"):
+            del row[reading]["ece_floor"]
+    (folder / "r.json").write_text(json.dumps(saved))
+    status, out, err = command(monkeypatch, capsys, *words)
+    assert (status, err) == (0, "")
+    assert "perfectly calibrated" not in out
+    again = json.loads((folder / "r.json").read_text())
+    assert len(again["rows"]) == 16
+    assert "ece_floor" not in again["rows"][0]["at_mean"]
+    assert "ece_floor" in again["rows"][-1]["at_mean"]
+
+
 def test_command_prints_a_table_and_writes_the_protocol(monkeypatch, capsys, folder) -> None:
     status, out, err = command(
         monkeypatch, capsys, *small("r.json", "--shift", "corruptions", "--severities", "1,5", "--bins", 10)
