@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 import byov
-from byov.prediction.graphed import ENOUGH, Graphed
+from byov.prediction import graphed
+from byov.prediction.graphed import ENOUGH, Graphed, Pace
 from byov.prediction.state import modules_of
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -54,6 +56,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
     whole = Graphed.__init__
     monkeypatch.setattr(Graphed, "__init__", lambda self, *args: made.append(self) or whole(self, *args))
+    monkeypatch.setattr(Pace, "host_is_slow", lambda self: True)  # else it depends on what else the device has to do
     return made
 
 
@@ -61,6 +64,35 @@ def test_it_is_for_gpus() -> None:
     model, net = byov.bayesianize(Net(), byov.Gaussian()), Net()
     assert not Graphed.suits(model, None, modules_of(model.net))
     assert not Graphed.suits(net, None, modules_of(net))
+
+
+@pytest.mark.parametrize(("host", "device"), [(4.0, 1.0), (4.0, 3.0), (3.0, 4.0), (1.0, 4.0)])
+def test_who_is_slow(host: float, device: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that launches a draw in so many milliseconds, and a device that runs it in so many, step by step."""
+    now, busy = 0.0, 0.0  # the host's clock, and when the device is done with what it has been given
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = max(now, busy)
+
+        def query(self) -> bool:
+            return self.at <= now
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(graphed, "perf_counter", lambda: now / 1000)
+    pace = Pace(Net())
+    for _ in range(2):
+        pace.begin()
+        busy = max(busy, now + 0.1) + device
+        now += host
+    assert pace.host_is_slow() == (host > device)
 
 
 @gpu

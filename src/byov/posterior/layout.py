@@ -88,7 +88,10 @@ class Layout:
         """
         lead = flat.shape[:-1]
         parts = torch.split(flat, self.sizes, dim=-1)
-        return {slot.name: part.view((*lead, *slot.shape)) for slot, part in zip(self.slots, parts, strict=True)}
+        return {
+            slot.name: part if len(slot.shape) == 1 else part.view((*lead, *slot.shape))
+            for slot, part in zip(self.slots, parts, strict=True)
+        }
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat tensor whose named views are `values`; a value may be any shape that broadcasts to its parameter."""

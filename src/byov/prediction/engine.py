@@ -13,9 +13,10 @@ from torch import Generator, Tensor, nn
 
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
+from byov.prediction.aside import Aside
 from byov.prediction.draws import Draws, Weights
 from byov.prediction.forward import Forward
-from byov.prediction.graphed import ENOUGH, LOOK, Graphed, finished
+from byov.prediction.graphed import ENOUGH, Graphed, Pace
 from byov.prediction.handover import Handover
 from byov.prediction.inputs import Batch, device_of, ready, unwrap
 from byov.prediction.result import Prediction, Task
@@ -133,12 +134,14 @@ class _Predictor:
         )
         self.graph: Graphed | None = None
         self.graph_of: Running | None = None
-        self.eager = 0
+        self.pace: Pace | None = Pace(model) if self.graphs else None  # until it is known
         # With one pass in all there is none after it that could use what it leaves behind.
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see(net))
         self._handover = Handover(model.net) if isinstance(model, BayesianModule) else None
         self._modules: list[nn.Module] | None = modules
         self._sleep = holds_parameters(net)  # else the first call is one to be seen
+        where = device_of(model)
+        self._aside = Aside(where) if where.type == "cuda" and self.watch and self._sleep else None
 
     def _nothing_to_see(self, net: list[nn.Module]) -> bool:
         """Whether watching a pass would cost more than it can give: about the host's time for a pass.
@@ -194,6 +197,8 @@ class _Predictor:
             forward = Forward(self.model, x, task, self.watch, self._handover, self._modules, self._sleep)
             self._modules = None  # a pass may have changed them
             batch = Running(forward, precision, keep)
+            if self.pace is not None:
+                self.pace.begin()
             batch.take(batch.forward.one(weights))
             self._sleep = forward.sleep
             window.append(batch)
@@ -223,13 +228,13 @@ class _Predictor:
         return chunk
 
     def _graphed(self, batch: Running, draws: Draws) -> Tensor:
-        """What the next draw predicts; after a few as a graph, if there can be one and it pays."""
-        if self.eager < LOOK:
-            before = finished(self.model)
+        """What the next draw predicts; after two as a graph, if there can be one and the host is what is slow."""
+        if self.pace is not None:
+            self.pace.begin()
             values = batch.forward.one(draws.next())
-            self.eager += 1
-            if self.eager == LOOK:  # still at the draw before, with this one ready: it is not the host that is slow
-                self.graphs = before.query()
+            self.graphs, self.pace = self.pace.host_is_slow(), None
+            if not self.graphs:
+                draws.make_ahead()
             return values
         if self.graph is None:
             values, self.graph = Graphed.capture(draws, batch.forward)
@@ -291,8 +296,14 @@ class _Predictor:
 
     def _unmatched(self, running: list[Running], draws: Draws, chunk: int) -> int:
         """Take a chunk of batched draws without a race, and go on so; one by one where they cannot be batched."""
-        noises, waiting = draws.noises(chunk), running
-        stacked, self.strategy = draws.several(noises), "vmap"
+
+        def make() -> tuple[list[Noise], list[dict[str, Tensor]]]:
+            noises = draws.noises(chunk)
+            return noises, [draws.several(noises)()]
+
+        noises, made = make() if self._aside is None else self._aside(make)
+        stacked = Weights(lambda: made.pop() if made else draws.several(noises)())
+        self.strategy, waiting = "vmap", running
         try:
             while waiting:
                 waiting[0].take(waiting[0].forward.several(stacked))

@@ -13,6 +13,7 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Weights, batching
 from byov.prediction.handover import Handover
 from byov.prediction.inputs import Batch, size_of
+from byov.prediction.readout import readout
 from byov.prediction.result import Task
 from byov.prediction.reuse import Recording, again, record
 from byov.prediction.state import compiled, modules_of
@@ -69,6 +70,9 @@ class Forward:
             return self._values(forward() if recording is None else again(forward, recording, tensors.values()))
 
         tensors = weights()
+        out = readout(recording, [*tensors.values()])
+        if out is not None:
+            return self._predicted(out, dim=2).movedim(1, 0)
         with batching():
             return torch.vmap(one)(tensors)
 
@@ -86,10 +90,13 @@ class Forward:
     def _values(self, out: Any) -> Tensor:
         if not isinstance(out, Tensor):
             raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
-        out = out if out.dtype.itemsize >= 4 else out.float()
         if self.task == "classification" and out.ndim < 2:
             raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(out.shape)}.")
         if out.shape[:1] != (size_of(self.x),):
             raise ValueError(f"The network returns a tensor of shape {tuple(out.shape)} for {size_of(self.x)} inputs.")
-        # A copy: a network may return its weights, whose memory the next draw takes.
-        return out.softmax(1) if self.task == "classification" else out.clone()
+        return self._predicted(out)
+
+    def _predicted(self, out: Tensor, dim: int = 1) -> Tensor:
+        """At least in float32, and a copy: a network may return its weights, whose memory the next draw takes."""
+        dtype = out.dtype if out.dtype.itemsize >= 4 else torch.float32
+        return out.softmax(dim, dtype=dtype) if self.task == "classification" else out.to(dtype, copy=True)

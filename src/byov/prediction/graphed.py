@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ from byov.prediction.state import (
 ENOUGH = 10
 """Draws from which capturing one pays: it takes the host about two passes."""
 
-LOOK = 3
-"""Draws, after the first, until one sees who is slow. Both start at the same time: a device that needs a third more
-than the host for each is behind by more than a draw after so many."""
+
+SLACK = 1.05
+"""How much longer the device may take for a draw than the host and count as waiting for it."""
 
 
 class Graphed:
@@ -49,10 +50,18 @@ class Graphed:
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
+        # Memory of its own, which goes when it goes. `torch.cuda.graph` would first wait for the device, and give back
+        # all the memory that the allocator keeps for everybody.
+        pool = torch.cuda.MemPool()
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
-        # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._values = here.one(draws.next())
+        with torch.cuda.stream(stream):
+            # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
+            self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")  # type: ignore[arg-type]
+            try:
+                self._values = here.one(draws.next())
+            finally:
+                self._graph.capture_end()
+        self._pool = pool  # the last attribute, as it has to be the last to go
 
     @staticmethod
     def suits(model: nn.Module, generator: Generator | None, modules: list[nn.Module]) -> bool:
@@ -125,12 +134,28 @@ class Graphed:
         return self._values
 
 
-def finished(model: nn.Module) -> torch.cuda.Event:
-    """Tells whether the device has done what it has been given until now."""
-    event = torch.cuda.Event()
-    with torch.cuda.device(device_of(model)):
-        event.record()
-    return event
+class Pace:
+    """Whether the host or the device is the slow one, seen at the moments when the host begins a draw.
+
+    While the host is, the device begins each draw when the host does, and both count the same time from one to the
+    next. A device that counts more has not been waiting.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._device = device_of(model)
+        self._begun: list[tuple[float, torch.cuda.Event]] = []
+
+    def begin(self) -> None:
+        """The host begins a draw."""
+        event = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(self._device):
+            event.record()
+        self._begun.append((perf_counter(), event))
+
+    def host_is_slow(self) -> bool:
+        """By the first of two draws that have begun; that the device has not come to its end yet is an answer, too."""
+        (before, first), (after, last) = self._begun
+        return last.query() and first.elapsed_time(last) < SLACK * 1000 * (after - before)
 
 
 def _plain(module: nn.Module) -> bool:

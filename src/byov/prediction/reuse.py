@@ -101,9 +101,8 @@ class _Record(TorchFunctionMode):
         super().__init__()
         self.recording = Recording()
         # By id: a reference, since an id may come again once its tensor is gone; one with a number if it is random.
-        self.known: dict[int, ref[Tensor]] = {id(tensor): ref(tensor) for tensor in given}
-        self.known |= {id(tensor): _Drawn(tensor, number) for number, tensor in enumerate(noise)}
-        self.count = len(noise)
+        self.known: dict[int, ref[Tensor]] = {}
+        self.noise, self.count = noise, len(noise)
         self.fixed = self.total = 0
         self.asleep = self.finished = self.stranger = False
         self.began = self.slept = 0.0
@@ -115,6 +114,11 @@ class _Record(TorchFunctionMode):
         self.read: list[tuple[Tensor, int]] = []
         self.versions = dict(map(self._state, noise))
 
+    def look(self) -> None:
+        """Get to know what there is before the first call."""
+        self.known |= {id(tensor): ref(tensor) for tensor in self.given}
+        self.known |= {id(tensor): _Drawn(tensor, number) for number, tensor in enumerate(self.noise)}
+
     def sleep(self, noise: list[Tensor]) -> list[Tensor]:
         """Do not watch until one of these tensors is used; what is to be handed over in their place."""
         self.asleep = True
@@ -125,6 +129,7 @@ class _Record(TorchFunctionMode):
         """Watch from now on. What the first call reads was made without the draw, or it would not be the first."""
         if self.asleep and not self.finished:
             self.asleep, self.slept = False, perf_counter() - self.began
+            self.look()
             self.known |= {id(tensor): ref(tensor) for tensor in read if id(tensor) not in self.known}
             self.__enter__()
 
@@ -350,6 +355,7 @@ def record(
 
 def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tensor], sleep: bool) -> Any:
     if not sleep:
+        mode.look()
         with mode:
             return forward(noise)
     handed, mode.began = mode.sleep(noise), perf_counter()
@@ -357,7 +363,9 @@ def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tens
         return map_leaves(plain, forward(handed))
     finally:
         mode.spent, mode.finished = perf_counter() - mode.began, True
-        if not mode.asleep:
+        if mode.asleep:
+            mode.look()
+        else:
             mode.__exit__(None, None, None)
 
 

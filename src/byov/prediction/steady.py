@@ -6,6 +6,8 @@ pass takes the device. Here the names are cut once; a draw is then two or three 
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Generator, Tensor
 
@@ -20,14 +22,26 @@ class Steady:
 
     def __init__(self, model: BayesianModule) -> None:
         self._factors = model.factors
-        self.flat = [torch.empty_like(factor.flat_mean()) for factor in self._factors]
-        named: dict[str, Tensor] = {}
-        for factor, flat in zip(self._factors, self.flat, strict=True):
-            named |= factor.layout.with_ties(factor.layout.split(flat))
+        self.flat, named = self._place()
         self._named = {name: tensor for name, tensor in named.items() if model.handed_under(name)}
         self._mean = [factor.get_parameter("mean") if _gaussian(factor) else None for factor in self._factors]
         self._std = [factor.flat_std() if _gaussian(factor) else None for factor in self._factors]
         self.all_gaussian = None not in self._std
+
+    def _place(self) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Memory for a draw, and all the names in it."""
+        flats = [torch.empty_like(factor.flat_mean()) for factor in self._factors]
+        named: dict[str, Tensor] = {}
+        for factor, flat in zip(self._factors, flats, strict=True):
+            named |= factor.layout.with_ties(factor.layout.split(flat))
+        return flats, named
+
+    def beside(self) -> Steady:
+        """Another place for draws of the same model."""
+        other = copy(self)
+        other.flat, named = self._place()
+        other._named = {name: named[name] for name in self._named}
+        return other
 
     @staticmethod
     def suits(model: BayesianModule) -> bool:

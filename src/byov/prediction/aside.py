@@ -1,0 +1,35 @@
+"""Weights made on a GPU beside a pass that it is still at.
+
+Where one pass is recorded and a hundred draws of a last layer follow, the host has launched the pass long before the
+device is through with it. What comes next, the noise of all those draws, is a hundred small kernels that depend on
+nothing the pass does: on a stream of their own they need not wait for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from byov.prediction.tree import tensors_in
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Makes tensors on a stream of its own, which knows what the current one was given until this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def __call__(self, make: Callable[[], T]) -> T:
+        """What `make` gives, tensors in any order; what the current stream is given from now on finds them made."""
+        current = torch.cuda.current_stream(self._stream.device)
+        with torch.cuda.stream(self._stream):
+            made = make()
+        current.wait_stream(self._stream)
+        for tensor in tensors_in(made):
+            tensor.record_stream(current)  # its memory is not to be taken before that stream is done with it
+        return made
