@@ -245,8 +245,7 @@ class _Predictor:
         if self.graph_of is not batch:
             self.graph.fill(batch.forward.x)
             self.graph_of = batch
-        values = self.graph()
-        return values.clone() if batch.keep else values
+        return self.graph().clone()  # the next one is written to the same memory
 
     @staticmethod
     def _batched(batch: Running, weights: Weights) -> Tensor:

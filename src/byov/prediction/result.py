@@ -83,8 +83,12 @@ class Moments:
         if new == 1 and self.count > 0:
             self._one(values[0])
             return
-        mean = values.mean(0)
-        square = (values - mean).square().sum(0)
+        if values.is_cuda:  # one pass over the draws where the other way has five; on a CPU it is the slower one
+            variance, mean = torch.var_mean(values, 0, correction=0)
+            square = variance * new
+        else:
+            mean = values.mean(0)
+            square = (values - mean).square().sum(0)
         entropies = torch.special.entr(values).sum((0, 2)) if self.task == "classification" else torch.empty(0)
         if self.count == 0:
             self.count, self.mean, self.square, self.entropies = new, mean, square, entropies

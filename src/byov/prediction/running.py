@@ -11,6 +11,10 @@ from byov.prediction.forward import Forward
 from byov.prediction.inputs import size_of
 from byov.prediction.result import Moments, Prediction
 
+TOGETHER, SMALL = 8, 1 << 24
+"""On a GPU so many draws, of no more than so many elements, wait to be taken in at once: for each of them alone it is
+half a dozen small kernels."""
+
 
 class Running:
     """The moments of the draws that a batch has seen, and which of its inputs have stopped."""
@@ -20,6 +24,7 @@ class Running:
         self.forward = forward
         self.size, self.precision, self.keep = size_of(x), precision, keep
         self.moments, self.open = Moments(task), torch.arange(self.size)
+        self._waiting: list[Tensor] = []
         self._kept: list[Tensor] = []
         self._done: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
 
@@ -37,12 +42,21 @@ class Running:
 
     def take(self, values: Tensor) -> None:
         """Take in what some draws predict (K, N, …)."""
-        self.moments.update(values)
+        self._waiting.append(values)
+        few = sum(map(len, self._waiting)) < TOGETHER and len(self._waiting) * values.numel() < SMALL
+        if self.moments.count == 0 or not (values.is_cuda and few):
+            self._flush()
         if self.keep:
             self._kept.append(values)
 
+    def _flush(self) -> None:
+        if self._waiting:
+            self.moments.update(self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting))
+            self._waiting.clear()
+
     def stop(self, tolerance: float) -> bool:
         """Stop the inputs whose standard error is below the tolerance; whether there are others."""
+        self._flush()
         goes_on = self.moments.standard_error() >= tolerance
         if bool(goes_on.all()):
             return True
@@ -62,6 +76,7 @@ class Running:
 
     def result(self, strategy: str, each: bool) -> Prediction:
         """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
+        self._flush()
         done = [*self._done]
         if len(self.open):
             done.append((self.open, self.moments.result(self.precision), self.moments.count))

@@ -21,26 +21,20 @@ class Steady:
     """The draws of a model: what `model.tensors(noise)` gives, in one place."""
 
     def __init__(self, model: BayesianModule) -> None:
-        self._factors = model.factors
-        self.flat, named = self._place()
-        self._named = {name: tensor for name, tensor in named.items() if model.handed_under(name)}
+        self._factors, self._handed_under = model.factors, model.handed_under
         self._mean = [factor.get_parameter("mean") if _gaussian(factor) else None for factor in self._factors]
         self._std = [factor.flat_std() if _gaussian(factor) else None for factor in self._factors]
         self.all_gaussian = None not in self._std
+        self.flat = self._place()
+        self._named: dict[str, Tensor] = {}
 
-    def _place(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Memory for a draw, and all the names in it."""
-        flats = [torch.empty_like(factor.flat_mean()) for factor in self._factors]
-        named: dict[str, Tensor] = {}
-        for factor, flat in zip(self._factors, flats, strict=True):
-            named |= factor.layout.with_ties(factor.layout.split(flat))
-        return flats, named
+    def _place(self) -> list[Tensor]:
+        return [torch.empty_like(factor.flat_mean()) for factor in self._factors]
 
     def beside(self) -> Steady:
         """Another place for draws of the same model."""
         other = copy(self)
-        other.flat, named = self._place()
-        other._named = {name: named[name] for name in self._named}
+        other.flat, other._named = self._place(), {}
         return other
 
     @staticmethod
@@ -57,6 +51,8 @@ class Steady:
                 flat.copy_(factor.family.draw(factor.roles, factor.cells, part))
             else:
                 torch.addcmul(mean, std, part["eps"], out=flat)
+        if not self._named:  # only now, when the device has something to do meanwhile
+            self._named = self._cut(self.flat)
         return self._named
 
     def noises(self, count: int, generator: Generator | None) -> list[Noise]:
@@ -70,11 +66,14 @@ class Steady:
 
     def several(self, noise: list[Noise]) -> dict[str, Tensor]:
         """The weights of a Gaussian under several draws' noise, each (K, …)."""
+        parts = zip(self._mean, self._std, noise, strict=True)
+        return self._cut([torch.addcmul(mean, std, part["eps"]) for mean, std, part in parts])  # type: ignore[arg-type]
+
+    def _cut(self, flats: list[Tensor]) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
-        for factor, mean, std, part in zip(self._factors, self._mean, self._std, noise, strict=True):
-            flat = torch.addcmul(mean, std, part["eps"])  # type: ignore[arg-type]
+        for factor, flat in zip(self._factors, flats, strict=True):
             named |= factor.layout.with_ties(factor.layout.split(flat))
-        return {name: named[name] for name in self._named}
+        return {name: tensor for name, tensor in named.items() if self._handed_under(name)}
 
 
 def _gaussian(factor: Factor) -> bool:
