@@ -15,7 +15,6 @@ from torch import Generator, Tensor
 
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, several_processes
-from byov.prediction.ahead import Ahead
 from byov.prediction.fused import Fused
 from byov.prediction.recycle import Recycle
 from byov.prediction.reuse import Recording, again, record
@@ -60,7 +59,6 @@ class Draws:
         self.model, self.generator = model, generator
         self._fused = Fused(model, samples) if Fused.suits(model, generator) else None
         self._steady = Steady(model) if Steady.suits(model) else None
-        self._ahead: Ahead | None = None
         self._start = None if generator is None else generator.get_state()
         self._recording: Recording | None = None
         self._noise_memory, self._weight_memory = Recycle(), Recycle()
@@ -78,15 +76,8 @@ class Draws:
         noises = [self._noise() for _ in range(count)]
         return [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]
 
-    def make_ahead(self) -> None:
-        """Make each draw from now on while the device is at the pass before; one after the other."""
-        if self._steady is not None and Ahead.suits(self.generator):
-            self._ahead = Ahead(self.model, self.generator, self._steady)
-
     def next(self) -> Weights:
         """The next draw. It may take the memory of the one before, whose weights are then gone."""
-        if self._ahead is not None:
-            return Weights(*self._ahead.next())
         if self._steady is not None:  # a GPU's allocator keeps memory by itself
             return self.of(self._noise())
         with self._noise_memory:

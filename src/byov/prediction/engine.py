@@ -233,8 +233,6 @@ class _Predictor:
             self.pace.begin()
             values = batch.forward.one(draws.next())
             self.graphs, self.pace = self.pace.host_is_slow(), None
-            if not self.graphs:
-                draws.make_ahead()
             return values
         if self.graph is None:
             values, self.graph = Graphed.capture(draws, batch.forward)

@@ -7,12 +7,14 @@ others are launched as a whole. Not where the device has more to do than the hos
 
 from __future__ import annotations
 
+import atexit
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor, nn
@@ -39,29 +41,51 @@ SLACK = 1.05
 """How much longer the device may take for a draw than the host and count as waiting for it."""
 
 
+class _Place:
+    """Where the graphs of a model are captured: a stream, and memory that they leave to one another.
+
+    To ask the driver for memory and to give it back takes longer than a capture. Where memory runs out, anybody may
+    have it.
+    """
+
+    def __init__(self) -> None:
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.MemPool(use_on_oom=True)
+
+
+_places: WeakKeyDictionary[nn.Module, _Place] = WeakKeyDictionary()
+atexit.register(_places.clear)  # while there is a driver to give it back to
+
+
+def _place_of(model: nn.Module) -> _Place:
+    """The model's place on the current device; it goes with the model."""
+    place = _places.get(model)
+    if place is None or place.stream.device_index != torch.cuda.current_device():
+        place = _places[model] = _Place()
+    return place
+
+
 class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
-    def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream) -> None:
+    def __init__(self, draws: Draws, forward: Forward, place: _Place) -> None:
         self._signature = _signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
-        self._device = stream.device
+        self._device = place.stream.device
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
-        # Memory of its own, which goes when it goes. `torch.cuda.graph` would first wait for the device, and give back
-        # all the memory that the allocator keeps for everybody.
-        pool = torch.cuda.MemPool()
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
-        with torch.cuda.stream(stream):
+        # Not `torch.cuda.graph`, which first waits for the device and gives back the memory that torch keeps at hand.
+        with torch.cuda.stream(place.stream):
             # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-            self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")  # type: ignore[arg-type]
+            self._graph.capture_begin(place.pool.id, "thread_local")  # type: ignore[arg-type]
             try:
                 self._values = here.one(draws.next())
             finally:
                 self._graph.capture_end()
-        self._pool = pool  # the last attribute, as it has to be the last to go
+        # The graph's random numbers begin where that stream has written; a replay is on this one.
+        torch.cuda.current_stream(self._device).wait_stream(place.stream)
 
     @staticmethod
     def suits(model: nn.Module, generator: Generator | None, modules: list[nn.Module]) -> bool:
@@ -96,9 +120,10 @@ class Graphed:
         """
         with torch.cuda.device(device_of(forward.model)):
             modules, generator = modules_of(forward.model), draws.generator
-            before, state, host = attributes_of(modules), random_state(), random_state(device=False)
+            before, state = attributes_of(modules), random_state()
             drawn = None if generator is None else generator.get_state()
-            stream = torch.cuda.Stream()
+            place = _place_of(forward.model)
+            stream = place.stream
             stream.wait_stream(torch.cuda.current_stream())
             try:
                 with torch.cuda.stream(stream), _no_waiting():
@@ -110,11 +135,11 @@ class Graphed:
                     generator.set_state(drawn)
                 return forward.one(draws.next()), None
             torch.cuda.current_stream().wait_stream(stream)
-            same = unchanged(before, attributes_of(modules)) and same_state(host, random_state(device=False))
+            same = unchanged(before, attributes_of(modules)) and same_state(state, random_state(device=False))
             if not same:
                 return values, None
             try:
-                return values, cls(draws, forward, stream)
+                return values, cls(draws, forward, place)
             except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
                 return values, None
 

@@ -92,28 +92,29 @@ def _same(now: Any, then: Any) -> bool:
     return type(now) in BARE and now == then
 
 
-def random_state(device: bool = True) -> list[Any]:
+def random_state(device: bool = True) -> dict[str, Any]:
     """Where the global random streams are: torch's, Python's, and numpy's where it is loaded; or only the host's."""
-    state: list[Any] = [torch.get_rng_state(), random.getstate()]
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if device and torch.cuda.is_available() and torch.cuda.is_initialized():
-        state.append(torch.cuda.get_rng_state())
+        state["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         whole = sys.modules["numpy"].random.get_state(legacy=False)
         inner = [value.tobytes() if hasattr(value, "tobytes") else value for value in whole["state"].values()]
-        state.append((whole["bit_generator"], inner, whole["has_gauss"], whole["gauss"]))
+        state["numpy"] = whole["bit_generator"], inner, whole["has_gauss"], whole["gauss"]
     return state
 
 
-def set_torch_state(state: list[Any]) -> None:
+def set_torch_state(state: dict[str, Any]) -> None:
     """Put torch's streams back to where they were."""
-    torch.set_rng_state(state[0])
-    if len(state) > 2 and isinstance(state[2], Tensor):
-        torch.cuda.set_rng_state(state[2])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
 
 
-def same_state(now: list[Any], then: list[Any]) -> bool:
-    """Whether nobody has drawn from any stream."""
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(now, then, strict=True))
+def same_state(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether nobody has drawn from any stream of `now`; one that was not there then does not count."""
+    pairs = ((then.get(name, value), value) for name, value in now.items())
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
 def context() -> tuple[Any, ...]:

@@ -6,8 +6,6 @@ pass takes the device. Here the names are cut once; a draw is then two or three 
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 from torch import Generator, Tensor
 
@@ -25,17 +23,8 @@ class Steady:
         self._mean = [factor.get_parameter("mean") if _gaussian(factor) else None for factor in self._factors]
         self._std = [factor.flat_std() if _gaussian(factor) else None for factor in self._factors]
         self.all_gaussian = None not in self._std
-        self.flat = self._place()
+        self.flat = [torch.empty_like(factor.flat_mean()) for factor in self._factors]
         self._named: dict[str, Tensor] = {}
-
-    def _place(self) -> list[Tensor]:
-        return [torch.empty_like(factor.flat_mean()) for factor in self._factors]
-
-    def beside(self) -> Steady:
-        """Another place for draws of the same model."""
-        other = copy(self)
-        other.flat, other._named = self._place(), {}
-        return other
 
     @staticmethod
     def suits(model: BayesianModule) -> bool:
