@@ -7,14 +7,12 @@ others are launched as a whole. Not where the device has more to do than the hos
 
 from __future__ import annotations
 
-import atexit
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor, nn
@@ -36,56 +34,27 @@ from byov.prediction.state import (
 ENOUGH = 10
 """Draws from which capturing one pays: it takes the host about two passes."""
 
-
 SLACK = 1.05
 """How much longer the device may take for a draw than the host and count as waiting for it."""
-
-
-class _Place:
-    """Where the graphs of a model are captured: a stream, and memory that they leave to one another.
-
-    To ask the driver for memory and to give it back takes longer than a capture. Where memory runs out, anybody may
-    have it.
-    """
-
-    def __init__(self) -> None:
-        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.MemPool(use_on_oom=True)
-
-
-_places: WeakKeyDictionary[nn.Module, _Place] = WeakKeyDictionary()
-atexit.register(_places.clear)  # while there is a driver to give it back to
-
-
-def _place_of(model: nn.Module) -> _Place:
-    """The model's place on the current device; it goes with the model."""
-    place = _places.get(model)
-    if place is None or place.stream.device_index != torch.cuda.current_device():
-        place = _places[model] = _Place()
-    return place
 
 
 class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
-    def __init__(self, draws: Draws, forward: Forward, place: _Place) -> None:
+    def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream) -> None:
         self._signature = _signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
-        self._device = place.stream.device
+        self._device = stream.device
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
-        # Not `torch.cuda.graph`, which first waits for the device and gives back the memory that torch keeps at hand.
-        with torch.cuda.stream(place.stream):
-            # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-            self._graph.capture_begin(place.pool.id, "thread_local")  # type: ignore[arg-type]
-            try:
-                self._values = here.one(draws.next())
-            finally:
-                self._graph.capture_end()
-        # The graph's random numbers begin where that stream has written; a replay is on this one.
-        torch.cuda.current_stream(self._device).wait_stream(place.stream)
+        # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            self._values = here.one(draws.next())
+        # To begin a capture writes, on that stream, where the random numbers begin; so does a replay, on this one.
+        torch.cuda.current_stream(self._device).wait_stream(stream)
 
     @staticmethod
     def suits(model: nn.Module, generator: Generator | None, modules: list[nn.Module]) -> bool:
@@ -122,8 +91,7 @@ class Graphed:
             modules, generator = modules_of(forward.model), draws.generator
             before, state = attributes_of(modules), random_state()
             drawn = None if generator is None else generator.get_state()
-            place = _place_of(forward.model)
-            stream = place.stream
+            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             try:
                 with torch.cuda.stream(stream), _no_waiting():
@@ -139,7 +107,7 @@ class Graphed:
             if not same:
                 return values, None
             try:
-                return values, cls(draws, forward, place)
+                return values, cls(draws, forward, stream)
             except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
                 return values, None
 
