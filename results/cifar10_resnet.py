@@ -4,9 +4,11 @@ python results/cifar10_resnet.py trial --root DIR      short runs on 45,000 imag
 python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on
 python results/cifar10_resnet.py read --root DIR       what is finished: kNN first, then linear probes under every shift
 python results/cifar10_resnet.py                       scores and prints what was read
+python results/cifar10_resnet.py errors                bootstrap errors of it, and of differences to BYOL: ten minutes
 
 `trial` and `read` leave out what is there already. `read` keeps class probabilities (resnet_*.npz, not in the
-repository), so that scores and temperatures take no GPU.
+repository), so that scores, temperatures and errors take no GPU. `byov_wide` is an older reading of BYOV: its posterior
+started wider and moved ten times as fast (posterior.log_var=-14, train.log_var_lr=0.05).
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -51,6 +53,9 @@ TRIALS: dict[str, tuple[str, ...]] = {
 SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=1")
 OUT = ROOT / "results" / "cifar10"
 DRAWS, SEVERITIES = 10, (1, 3, 5)
+NAMES = {"byol": "BYOL", "byov": "BYOV", "byov_wide": "BYOV, wider"}
+READINGS = ("at_mean", "under_draws")
+RESAMPLES = 60
 
 
 def trial(name: str, root: str) -> None:
@@ -147,17 +152,55 @@ def score(name: str) -> None:
     about = json.loads((OUT / f"resnet_{name}.protocol.json").read_text())
     for folder, temper in ((OUT, False), (OUT / "tempered", True)):
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        for reading in ("at_mean", "under_draws"):
-            file = OUT / f"resnet_{name}.{reading}.npz"
-            with np.load(file) if file.exists() else nullcontext({}) as arrays:
-                for key in (key for key in arrays if key != "labels"):
-                    shift, severity = key.split("/")
-                    row = rows.setdefault((shift, int(severity)), {"shift": shift, "severity": int(severity)})
-                    probs = torch.from_numpy(arrays[key]).double().softmax(1)
-                    probs = tempered(probs, about["temperatures"][reading]) if temper else probs
-                    row[reading] = asdict(Scores.of(probs, torch.from_numpy(arrays["labels"])))
+        for reading in READINGS:
+            kept, labels = probabilities(name, reading, temper)
+            for (shift, severity), probs in kept.items():
+                row = rows.setdefault((shift, severity), {"shift": shift, "severity": severity})
+                row[reading] = asdict(Scores.of(probs, labels))
         folder.mkdir(exist_ok=True)
         write_json(folder / f"resnet_{name}.json", {"protocol": about, "tempered": temper, "rows": [*rows.values()]})
+
+
+def probabilities(name: str, reading: str, temper: bool) -> tuple[dict[tuple[str, int], Tensor], Tensor]:
+    """By shift and severity, and the labels; nothing where it was not read."""
+    file = OUT / f"resnet_{name}.{reading}.npz"
+    if not file.exists():
+        return {}, torch.empty(0)
+    temperature = json.loads((OUT / f"resnet_{name}.protocol.json").read_text())["temperatures"][reading]
+    found: dict[tuple[str, int], Tensor] = {}
+    with np.load(file) as arrays:
+        for key in (key for key in arrays if key != "labels"):
+            shift, severity = key.split("/")
+            probs = torch.from_numpy(arrays[key]).double().softmax(1)
+            found[shift, int(severity)] = tempered(probs, temperature) if temper else probs
+        return found, torch.from_numpy(arrays["labels"])
+
+
+def errors() -> None:
+    """Standard errors over test images, of every reading and of its difference to BYOL's on the same images."""
+    resamples = [torch.randint(10_000, (10_000,), generator=Generator().manual_seed(i)) for i in range(RESAMPLES)]
+    keys, out = ("top1", "ece", "nll", "reliability"), {}
+    for temper in (False, True):
+        plain: dict[str, Tensor] = {}
+        for name, reading in product(("byol", "byov"), READINGS):
+            kept, labels = probabilities(name, reading, temper)
+            found: dict[bool, list[list[list[float]]]] = {True: [], False: []}
+            for (shift, _), probs in kept.items():
+                scores = [Scores.of(probs[index], labels[index]) for index in resamples]
+                found[shift == CLEAN].append([[getattr(score, key) for key in keys] for score in scores])
+            for clean, rows in found.items():
+                if not rows:
+                    continue
+                values = torch.tensor(rows).mean(0)  # over shifts, of (rows, resamples, keys)
+                label = f"{name} {reading}{' tempered' * temper}{'' if clean else ' shifted'}"
+                plain.setdefault(str(clean), values)
+                for j, key in enumerate(keys):
+                    apart = (values - plain[str(clean)])[:, j]
+                    out[f"{label} {key}"] = {"error": values[:, j].std().item()}
+                    if name != "byol":
+                        out[f"{label} {key}"] |= {"minus_byol": apart.mean().item(), "its_error": apart.std().item()}
+                    print(f"{label + ' ' + key:50}", {k: round(v, 4) for k, v in out[f"{label} {key}"].items()})
+    write_json(OUT / "resnet_errors.json", {"resamples": RESAMPLES, "errors": out})
 
 
 def show() -> None:
@@ -168,7 +211,7 @@ def show() -> None:
         flat |= {key: value for key, value in scores.items() if not isinstance(value, dict)}
         keys = [key for key in flat if key.endswith(("top1", "ece"))]
         print(f"{path.name:32}", "  ".join(f"{key} {100 * flat[key]:.2f}" for key in keys))
-    for path in [OUT / folder / f"resnet_{name}.json" for folder in (".", "tempered") for name in ("byol", "byov")]:
+    for path in [OUT / folder / f"resnet_{name}.json" for folder in (".", "tempered") for name in NAMES]:
         if path.exists():
             print(path.relative_to(OUT))
             for key, value in summarise(json.loads(path.read_text())).items():
@@ -176,27 +219,33 @@ def show() -> None:
 
 
 def draw() -> None:
-    """Over the epochs: the loss without the KL of both, and how wide BYOV's posterior is."""
-    logs = {name: OUT / f"resnet_{name}.log.jsonl" for name in ("byol", "byov")}
-    if not all(path.exists() for path in logs.values()):
-        return
-    lines = {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in logs.items()}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for name, label in (("byol", "BYOL"), ("byov", "BYOV")):
-        left.plot([x["epoch"] for x in lines[name]], [x["ssl"] for x in lines[name]], label=label)
-    left.set(xlabel="epoch", ylabel="loss without KL", ylim=(0, 1))
-    for key, label in (("snr", "median |μ|/σ"), ("sigma", "mean σ")):
-        right.semilogy([x["epoch"] for x in lines["byov"]], [x[key] for x in lines["byov"]], label=label)
-    right.set(xlabel="epoch", title="BYOV's posterior")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
+    """Over the epochs: the loss without the KL of all, and how wide the posteriors are."""
+    logs = {label: OUT / f"resnet_{name}.log.jsonl" for name, label in NAMES.items()}
+    lines = {
+        label: [json.loads(line) for line in path.read_text().splitlines()]
+        for label, path in logs.items()
+        if path.exists()
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+    for label, log in lines.items():
+        epochs = [line["epoch"] for line in log]
+        axes[0].plot(epochs, [line["ssl"] for line in log], label=label)
+        for ax, key in zip(axes[1:], ("snr", "sigma"), strict=True):
+            if key in log[0]:
+                ax.semilogy(epochs, [line[key] for line in log], label=label, color=axes[0].lines[-1].get_color())
+    axes[0].set(ylabel="loss without KL", ylim=(0, 1))
+    axes[1].set(ylabel="median |μ|/σ")
+    axes[2].set(ylabel="mean σ")
+    for ax in axes:
+        ax.set(xlabel="epoch")
+        ax.grid(alpha=0.3)
+        ax.legend()
     figure.savefig(OUT / "resnet_training.png", dpi=150)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("trial", "train", "read"))
+    parser.add_argument("what", nargs="?", choices=("trial", "train", "read", "errors"))
     parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
     parser.add_argument("--only", default="", help="some of them, by commas")
     parser.add_argument("--minutes", type=float)
@@ -204,14 +253,17 @@ def main() -> None:
         "--set",
         action="append",
         default=[],
-        help="of both recipes, such as train.log_var_lr=0.05, which is the BYOV that was read",
+        help="of both recipes, such as train.log_var_lr=0.05",
     )
     words = parser.parse_args()
-    chosen = words.only.split(",") if words.only else [*TRIALS] if words.what == "trial" else ["byol", "byov"]
+    if words.what == "errors":
+        errors()
+        return
+    chosen = words.only.split(",") if words.only else [*TRIALS] if words.what == "trial" else [*NAMES]
     limit = [] if words.minutes is None else [f"train.minutes={words.minutes}"]
     jobs = []
     for name in chosen:
-        if words.what == "train":
+        if words.what == "train" and name in ("byol", "byov"):
             settings = [f"data.root={words.root}", *limit, *words.set]
             jobs.append(partial(train, name, f"runs/resnet_{name}", settings))
         elif words.what == "trial":
