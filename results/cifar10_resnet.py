@@ -98,6 +98,9 @@ def read(name: str, root: str) -> None:
     log = (ROOT / f"runs/resnet_{name}/log.jsonl").read_text().splitlines()
     lines = [line for line in log if "alarm" not in json.loads(line)]
     (OUT / f"resnet_{name}.log.jsonl").write_text("".join(f"{line}\n" for line in lines[::5]))
+    layers = ROOT / f"runs/resnet_{name}/layers.jsonl"
+    if layers.exists():
+        write_json(OUT / f"resnet_{name}.layers.json", json.loads(layers.read_text().splitlines()[-1]))
     about = {
         "run": name,
         "k": 200,
@@ -243,6 +246,22 @@ def draw() -> None:
     figure.savefig(OUT / "resnet_training.png", dpi=150)
 
 
+def draw_layers() -> None:
+    """At the end of training, by layer from input to output: the median |μ|/σ of its weights."""
+    record = json.loads((OUT / "resnet_byov.layers.json").read_text())["layers"]
+    names = [name for name in record if name.startswith("encoder")]
+    norms = {name for name in names if "bn" in name or name.endswith("downsample.1")}
+    figure, ax = plt.subplots(figsize=(12, 3.2), layout="constrained")
+    for label, chosen in (("BatchNorm", norms), ("convolution", set(names) - norms)):
+        places = [i for i, name in enumerate(names) if name in chosen]
+        ax.semilogy(places, [record[names[i]][3] for i in places], "o-", label=label)
+    ax.set(ylabel="median |μ|/σ", xlabel="layer of the encoder")
+    ax.set_xticks(range(len(names)), [name.removeprefix("encoder.") for name in names], rotation=90, fontsize=7)
+    ax.grid(alpha=0.3)
+    ax.legend()
+    figure.savefig(OUT / "resnet_layers.png", dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("trial", "train", "read", "errors"))
@@ -280,6 +299,8 @@ def main() -> None:
                 print(f"failed: {' '.join(map(str, error.cmd[3:]))}")
     show()
     draw()
+    if (OUT / "resnet_byov.layers.json").exists():
+        draw_layers()
 
 
 if __name__ == "__main__":
