@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -205,3 +206,25 @@ def test_draws_that_are_batched() -> None:
     found = torch.vmap(lambda tensors: handover(tensors, lambda net: net(x)))(draws)
     torch.testing.assert_close(found, x @ draws["0.weight"].mT + draws["0.bias"][:, None])
     assert model.net[0].weight is None
+
+
+def test_values_that_change_places_are_a_change() -> None:
+    """An OrderedDict's keys come in its own order, and its values have to."""
+    net = nn.Linear(2, 2)
+    net.cache = OrderedDict(a=1.0, b=2.0)
+    before = attributes_of(modules_of(net))
+    net.cache["b"] = 1.0
+    del net.cache["a"]
+    net.cache["a"] = 2.0
+    net.cache.move_to_end("a", last=False)
+    assert list(net.cache.items()) == [("a", 2.0), ("b", 1.0)]
+    assert not unchanged(before, attributes_of(modules_of(net)))
+
+
+def test_all_modules_once() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()))
+    model = byov.bayesianize(net, byov.Gaussian())
+    for found, whole in ((modules_of(net), net), (modules_of(model, modules_of(model.net)), model)):
+        assert len(found) == len(set(map(id, found)))
+        assert set(map(id, found)) == set(map(id, whole.modules()))

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 import byov
 from byov.prediction import forward
+from byov.prediction.reuse import Recording
 
 
 class Scaled(nn.Linear):
@@ -69,6 +70,7 @@ def test_as_one_by_one(
     model: nn.Module, rule: Any, one_product: bool, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batched: list[object] = []
+    monkeypatch.setattr(Recording, "useful", property(lambda self: self.sound))  # else by the time that the layers took
     whole = forward.batching
     monkeypatch.setattr(forward, "batching", lambda: batched.append(None) or whole())
     bayesian, x = byov.bayesianize(model, {rule: byov.Gaussian(-2.0)}), torch.randn(6, 4)
@@ -97,15 +99,29 @@ def test_low_precision_is_predicted_in_float32() -> None:
     torch.testing.assert_close(several.mean.sum(1), torch.ones(6))
 
 
-def test_a_network_that_writes_into_its_weights_finds_them_as_drawn() -> None:
-    class Clips(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            self.weight.data.clamp_(-0.1, 0.1)
-            return super().forward(x)
+class Own(nn.Module):
+    """A last layer with a weight and a bias of any shapes that `F.linear` takes."""
 
-    bayesian = byov.bayesianize(net(Clips(16, 3)), {last: byov.Gaussian(-1.0)})
-    torch.manual_seed(0)
-    x, found = torch.ones(2, 4), []
-    for strategy in ("loop", "auto"):
-        found.append(byov.predict(bayesian, x, 9, strategy, generator=Generator().manual_seed(0), keep=True))  # type: ignore[arg-type]
+    def __init__(self, weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(weight))
+        self.bias = None if bias is None else nn.Parameter(torch.randn(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "samples"),
+    [((6, 16), (6, 1), 9), ((6, 16), (1,), 9), ((6, 16), (), 9), ((16,), None, 9), ((16,), None, 2)],
+)
+def test_a_bias_that_broadcasts_and_a_weight_that_is_a_vector(
+    weight: tuple[int, ...], bias: tuple[int, ...] | None, samples: int
+) -> None:
+    bayesian = byov.bayesianize(net(Own(weight, bias)), {last: byov.Gaussian(-1.0)})
+    x, found = torch.randn(6, 4), []
+    for strategy in ("loop", "vmap", "auto"):
+        generator = Generator().manual_seed(0)
+        found.append(byov.predict(bayesian, x, samples, strategy, generator=generator, keep=True, task="regression"))  # type: ignore[arg-type]
     torch.testing.assert_close(found[1].draws, found[0].draws)
+    torch.testing.assert_close(found[2].draws, found[0].draws)

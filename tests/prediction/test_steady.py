@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,6 +80,65 @@ def test_without_a_race_the_draws_are_the_same(batched: bool, monkeypatch: pytes
     assert found.strategy == ("vmap" if batched else "loop")
     torch.testing.assert_close(found.draws, expected.draws)
     torch.testing.assert_close(found.std, expected.std)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws at one place, and no race where most of a pass is shared."""
+    whole = engine._Predictor._unmatched
+    monkeypatch.setattr(
+        engine._Predictor, "_race", lambda self, running, draws, most: whole(self, running, draws, most)
+    )
+    monkeypatch.setattr(Steady, "suits", staticmethod(lambda model: True))
+    monkeypatch.setattr(Recording, "useful", property(lambda self: self.sound))
+
+
+class Halves(nn.Linear):
+    """Writes into its weights, after they were used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        out = nn.functional.linear(x, weight, self.bias)
+        weight.mul_(0.5)
+        return out
+
+
+class Reads(nn.Linear):
+    """Cannot be batched, on batches of another size than five."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if len(x) == 5 else out * (1 + (out.sum().item() > 0))
+
+
+@dataclass(frozen=True)
+class Stubborn(byov.Gaussian):
+    """A family whose draws cannot be batched."""
+
+    def draw(self, roles: Any, cells: Any, noise: Any) -> Tensor:
+        assert noise["eps"].max().item() < 100
+        return super().draw(roles, cells, noise)
+
+
+@pytest.mark.parametrize(
+    ("out", "family", "strategy"),
+    [
+        (nn.Linear(4, 3), byov.Gaussian(-1.0), "vmap"),
+        (Halves(4, 3), byov.Gaussian(-1.0), "vmap"),
+        (Reads(4, 3), byov.Gaussian(-1.0), "loop"),
+        (nn.Linear(4, 3), Stubborn(-1.0), "loop"),
+    ],
+    ids=["plain", "writes into its weights", "one batch cannot be batched", "its draws cannot be batched"],
+)
+def test_batches_of_a_window_without_a_race(out: nn.Module, family: Any, strategy: str, as_on_a_gpu: None) -> None:
+    net, x = Tied(), torch.randn(12, 4)
+    net.out = out
+    model, found = byov.bayesianize(net, {byov.output_layer: family}), []
+    for name in ("loop", "auto"):
+        loader = [x[:5], x[5:10], x[10:]]
+        found.append(byov.predict(model, loader, 9, name, generator=Generator().manual_seed(0), keep=True))  # type: ignore[arg-type]
+    torch.testing.assert_close(found[1].draws, found[0].draws)
+    assert found[1].strategy == strategy
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="draws at one place are a GPU's")

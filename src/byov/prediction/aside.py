@@ -8,6 +8,7 @@ nothing the pass does: on a stream of their own they need not wait for its end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -17,15 +18,21 @@ from byov.prediction.tree import tensors_in
 T = TypeVar("T")
 
 
+@lru_cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all: memory is kept by stream, and each new one would ask for its own."""
+    return torch.cuda.Stream(device)
+
+
 class Aside:
-    """Makes tensors on a stream of its own, which knows what the current one was given until this was made."""
+    """Makes tensors on a stream of its own: after what the current one has been given by now, beside what follows."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream_of(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def __call__(self, make: Callable[[], T]) -> T:
-        """What `make` gives, tensors in any order; what the current stream is given from now on finds them made."""
+        """What `make` gives, tensors in any nesting; what the current stream is given from now on finds them made."""
         current = torch.cuda.current_stream(self._stream.device)
         with torch.cuda.stream(self._stream):
             made = make()

@@ -77,7 +77,7 @@ def predict(
     if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
     net = modules_of(model.net if isinstance(model, BayesianModule) else model)
-    modules = modules_of(model, net)
+    modules = modules_of(model, net) if isinstance(model, BayesianModule) else net
     with _evaluating(model, modules), torch.inference_mode(False), torch.no_grad():
         call = _Predictor(model, generator, samples, strategy, tolerance, (task, precision, keep), one, net, modules)
         if one:
@@ -141,7 +141,8 @@ class _Predictor:
         self._modules: list[nn.Module] | None = modules
         self._sleep = holds_parameters(net)  # else the first call is one to be seen
         where = device_of(model)
-        self._aside = Aside(where) if where.type == "cuda" and self.watch and self._sleep else None
+        shared = self.watch and self._sleep and self.strategy == "auto"  # one pass, and many draws after it
+        self._aside = Aside(where) if shared and where.type == "cuda" else None
 
     def _nothing_to_see(self, net: list[nn.Module]) -> bool:
         """Whether watching a pass would cost more than it can give: about the host's time for a pass.
@@ -296,9 +297,13 @@ class _Predictor:
 
         def make() -> tuple[list[Noise], list[dict[str, Tensor]]]:
             noises = draws.noises(chunk)
-            return noises, [draws.several(noises)()]
+            try:
+                return noises, [draws.several(noises)()]
+            except _NO_BATCHING:  # it will say so again, where that is caught
+                return noises, []
 
         noises, made = make() if self._aside is None else self._aside(make)
+        # The first time as made beside the pass; anew only where a network has written into them.
         stacked = Weights(lambda: made.pop() if made else draws.several(noises)())
         self.strategy, waiting = "vmap", running
         try:

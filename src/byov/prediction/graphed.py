@@ -1,8 +1,9 @@
 """A draw and its pass as one CUDA graph.
 
 A network of a hundred small layers keeps a GPU waiting for the host, and a draw adds to what the host has to do. Where
-every parameter is random all passes are alike but for the noise: a few are made as they come, one is captured, and the
-others are launched as a whole. Not where the device has more to do than the host: capturing would only cost time.
+every parameter is random all passes are alike but for the noise: three are made as they come, one is captured, and it
+and the others are launched as a whole. Not where the device has more to do than the host: capturing would only cost
+time.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class Pace:
     """Whether the host or the device is the slow one, seen at the moments when the host begins a draw.
 
     While the host is, the device begins each draw when the host does, and both count the same time from one to the
-    next. A device that counts more has not been waiting.
+    next. A device that counts more has not been waiting. The first draw of a call takes the host longer than others,
+    and of a process much longer: in doubt the host is the slow one, which may cost a capture that does not pay.
     """
 
     def __init__(self, model: nn.Module) -> None:

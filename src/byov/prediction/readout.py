@@ -26,6 +26,8 @@ def readout(recording: Recording | None, weights: Sequence[Tensor]) -> Tensor | 
     x, weight, bias = call.args
     if type(x) is At or x.ndim != 2 or type(weight) is not At or isinstance(bias, Tensor):
         return None
-    stacked = weights[weight.number]
-    biases = None if bias is None else weights[bias.number].flatten()
-    return linear(x, stacked.flatten(0, 1), biases).unflatten(1, stacked.shape[:2])
+    stacked, biases = weights[weight.number], None if bias is None else weights[bias.number]
+    if stacked.ndim != 3 or (biases is not None and biases.shape != stacked.shape[:2]):
+        return None  # `linear` takes a vector for its weight too, and any bias that broadcasts
+    out = linear(x, stacked.flatten(0, 1), None if biases is None else biases.flatten())
+    return out.unflatten(1, stacked.shape[:2])

@@ -114,8 +114,8 @@ class _Record(TorchFunctionMode):
         self.read: list[tuple[Tensor, int]] = []
         self.versions = dict(map(self._state, noise))
 
-    def look(self) -> None:
-        """Get to know what there is before the first call."""
+    def meet(self) -> None:
+        """Get to know what was there before the pass."""
         self.known |= {id(tensor): ref(tensor) for tensor in self.given}
         self.known |= {id(tensor): _Drawn(tensor, number) for number, tensor in enumerate(self.noise)}
 
@@ -129,7 +129,7 @@ class _Record(TorchFunctionMode):
         """Watch from now on. What the first call reads was made without the draw, or it would not be the first."""
         if self.asleep and not self.finished:
             self.asleep, self.slept = False, perf_counter() - self.began
-            self.look()
+            self.meet()
             self.known |= {id(tensor): ref(tensor) for tensor in read if id(tensor) not in self.known}
             self.__enter__()
 
@@ -355,7 +355,7 @@ def record(
 
 def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tensor], sleep: bool) -> Any:
     if not sleep:
-        mode.look()
+        mode.meet()
         with mode:
             return forward(noise)
     handed, mode.began = mode.sleep(noise), perf_counter()
@@ -364,7 +364,7 @@ def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tens
     finally:
         mode.spent, mode.finished = perf_counter() - mode.began, True
         if mode.asleep:
-            mode.look()
+            mode.meet()
         else:
             mode.__exit__(None, None, None)
 

@@ -11,9 +11,9 @@ from byov.prediction.forward import Forward
 from byov.prediction.inputs import size_of
 from byov.prediction.result import Moments, Prediction
 
-TOGETHER, SMALL = 8, 1 << 24
-"""On a GPU so many draws, of no more than so many elements, wait to be taken in at once: for each of them alone it is
-half a dozen small kernels."""
+TOGETHER, SMALL = 8, 1 << 22
+"""On a GPU so many draws wait to be taken in at once, where they have no more than so many elements: for each of them
+alone it is half a dozen small kernels."""
 
 
 class Running:
@@ -38,13 +38,13 @@ class Running:
         """Bytes that it keeps until its last draw."""
         x, recording = self.forward.x, self.forward.recording
         tensors = [*(x.values() if isinstance(x, Mapping) else [x]), self.moments.mean, self.moments.square]
+        tensors += [self.moments.mean] * (TOGETHER - 1) if _wait(self.moments.mean) else []
         return sum(t.numel() * t.element_size() for t in tensors) + (0 if recording is None else recording.kept)
 
     def take(self, values: Tensor) -> None:
         """Take in what some draws predict (K, N, …)."""
         self._waiting.append(values)
-        few = sum(map(len, self._waiting)) < TOGETHER and len(self._waiting) * values.numel() < SMALL
-        if self.moments.count == 0 or not (values.is_cuda and few):
+        if self.moments.count == 0 or not _wait(values[0]) or sum(map(len, self._waiting)) >= TOGETHER:
             self._flush()
         if self.keep:
             self._kept.append(values)
@@ -97,3 +97,8 @@ class Running:
             raise ValueError(f"The network's outputs are not finite for {bad} of {len(mean)} inputs.")
         draws = torch.cat(self._kept) if self._kept else None
         return Prediction(**fields, samples=used, strategy=strategy, draws=draws)  # type: ignore[arg-type]
+
+
+def _wait(draw: Tensor) -> bool:
+    """Whether what one draw predicts waits for others."""
+    return draw.is_cuda and TOGETHER * draw.numel() <= SMALL

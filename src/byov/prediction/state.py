@@ -18,7 +18,10 @@ from byov.prediction.tree import BARE
 
 
 def modules_of(model: nn.Module, known: Sequence[nn.Module] = ()) -> list[nn.Module]:
-    """As `model.modules()`, in a fifth of the time. `known` are all modules of a part of it: it is not gone through."""
+    """Those of `model.modules()`, in any order and a fifth of the time.
+
+    `known` are all modules of a part of it, which is not gone through.
+    """
     seen, found = {id(model), *map(id, known)}, [model]
     for parent in found:  # which grows
         for module in parent._modules.values():
@@ -42,7 +45,6 @@ _PLUMBING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules", "
 """What every module has and no network uses as its memory: dicts of hooks, and the like."""
 
 _CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
-_is_dict: Callable[[Any], bool] = lambda value: isinstance(value, dict)  # noqa: E731
 
 
 @lru_cache(1024)
@@ -69,7 +71,7 @@ def attributes_of(modules: list[nn.Module]) -> list[Any]:
     found += map(len, held)
     full = list(filter(None, held))  # most are empty: a module has several dicts, and seldom anything in them
     found += chain.from_iterable(full)
-    found += chain.from_iterable(map(dict.values, filter(_is_dict, full)))
+    found += chain.from_iterable(value.values() for value in full if isinstance(value, dict))
     return found
 
 
