@@ -10,8 +10,14 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 import byov
-from byov.prediction import forward
+from byov.prediction import forward, readout
 from byov.prediction.reuse import Recording
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU too, where it does not pay."""
+    monkeypatch.setattr(readout, "pays", lambda x: True)
 
 
 class Scaled(nn.Linear):
