@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -181,6 +182,9 @@ def probabilities(name: str, reading: str, temper: bool) -> tuple[dict[tuple[str
 
 def errors() -> None:
     """Standard errors over test images, of every reading and of its difference to BYOL's on the same images."""
+    missing = [name for name in ("byol", "byov") if not (OUT / f"resnet_{name}.at_mean.npz").exists()]
+    if missing:
+        sys.exit(f"There are no probabilities of {' and '.join(missing)} here: `read` keeps them.")
     resamples = [torch.randint(10_000, (10_000,), generator=Generator().manual_seed(i)) for i in range(RESAMPLES)]
     keys, out = ("top1", "ece", "nll", "reliability"), {}
     for temper in (False, True):
