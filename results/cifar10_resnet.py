@@ -1,12 +1,11 @@
-"""BYOL and BYOV with ResNet-18 on CIFAR-10: settings chosen on held-out images, 200 epochs, probes, all shifts.
+"""BYOL and BYOV with ResNet-18 on CIFAR-10: 200 epochs, probes, all shifts.
 
-python results/cifar10_resnet.py trial --root DIR      short runs on 45,000 images, read on the 5,000 held out
 python results/cifar10_resnet.py train --root DIR --minutes 9 [--only byol]     call it again to go on
 python results/cifar10_resnet.py read --root DIR       what is finished: kNN first, then linear probes under every shift
 python results/cifar10_resnet.py                       scores and prints what was read
 python results/cifar10_resnet.py errors                bootstrap errors of it, and of differences to BYOL: ten minutes
 
-`trial` and `read` leave out what is there already. `read` keeps class probabilities (resnet_*.npz, not in the
+`read` leaves out what is there already, and keeps class probabilities (resnet_*.npz, not in the
 repository), so that scores, temperatures and errors take no GPU. `byov_wide` is an older reading of BYOV: its posterior
 started wider and moved ten times as fast (posterior.log_var=-14, train.log_var_lr=0.05).
 """
@@ -17,14 +16,12 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,9 +31,8 @@ from torch import Generator, Tensor
 
 from byov.data.augmentations import AUGMENTATIONS
 from byov.device import choose_device
-from byov.evaluation.rows import CHUNK, CLEAN, plan
+from byov.evaluation.rows import CLEAN, plan, shifted
 from byov.files import write_json
-from byov.posterior.random import stream
 from byov.ssl.features import features
 from byov.ssl.knn import knn
 from byov.ssl.pretrain import restore
@@ -44,29 +40,11 @@ from byov.ssl.probe import Probe, ProbeSettings, Scores
 from byov.ssl.temperature import EXAMPLES, tempered
 from byov.train import checkpoint
 
-TRIALS: dict[str, tuple[str, ...]] = {
-    "byol": (),
-    "0.05": ("train.log_var_lr=0.5",),
-    "0.005": ("train.log_var_lr=0.05",),
-    "0.0005": ("train.log_var_lr=0.005",),
-}
-"""By the rate of ρ in 200 epochs: in a tenth of the steps it goes as far at ten times the rate."""
-SHORT = ("data.holdout=0.1", "train.epochs=20", "train.warmup=1")
 OUT = ROOT / "results" / "cifar10"
 DRAWS, SEVERITIES = 10, (1, 3, 5)
 NAMES = {"byol": "BYOL", "byov": "BYOV", "byov_wide": "BYOV, wider"}
 READINGS = ("at_mean", "under_draws")
 RESAMPLES = 60
-
-
-def trial(name: str, root: str) -> None:
-    """Train a short run and probe it on the images held out."""
-    out = OUT / f"resnet_trial_{name}.probe.json"
-    if not out.exists():
-        recipe, run = "byol" if name == "byol" else "byov", f"runs/resnet_trial_{name}"
-        train(recipe, run, [*SHORT, *TRIALS[name], f"data.root={root}"])
-        samples = () if name == "byol" else ("--samples", "20")
-        byov("probe", run, "--root", root, "--split", "holdout", *samples, "--out", str(out))
 
 
 def train(recipe: str, run: str, settings: list[str]) -> None:
@@ -127,7 +105,7 @@ def read(name: str, root: str) -> None:
     probe.temperatures.clear()
     kept: dict[str, dict[str, np.ndarray]] = {"at_mean": {}, "under_draws": {}}
     for shift, severity in plan(AUGMENTATIONS, SEVERITIES):
-        images = torch.cat(list(shifted(test.images, shift, severity)))
+        images = torch.cat(list(shifted(test.images, AUGMENTATIONS.get(shift), severity, 0, device)))
         for reading, draws in (("at_mean", None), ("under_draws", DRAWS))[: 1 + bool(probe.under_draws)]:
             found = probe.predict(images, draws).mean
             kept[reading][f"{shift}/{severity}"] = found.log().half().cpu().numpy()
@@ -135,14 +113,6 @@ def read(name: str, root: str) -> None:
             for reading, rows in kept.items():
                 if rows:
                     write_arrays(OUT / f"resnet_{name}.{reading}.npz", {**rows, "labels": test.labels.cpu().numpy()})
-
-
-def shifted(images: Tensor, shift: str, severity: int, seed: int = 0) -> Iterator[Tensor]:
-    """The images that `byov evaluate` would see."""
-    generator = Generator(images.device).manual_seed(stream(seed, crc32(shift.encode()), severity))
-    for chunk in images.split(CHUNK):
-        floats = chunk.float() / 255
-        yield floats if shift == CLEAN else AUGMENTATIONS[shift](floats, severity, generator)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -268,7 +238,7 @@ def draw_layers() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("trial", "train", "read", "errors"))
+    parser.add_argument("what", nargs="?", choices=("train", "read", "errors"))
     parser.add_argument("--root", default="data", help="the folder of cifar10.npz")
     parser.add_argument("--only", default="", help="some of them, by commas")
     parser.add_argument("--minutes", type=float)
@@ -282,15 +252,13 @@ def main() -> None:
     if words.what == "errors":
         errors()
         return
-    chosen = words.only.split(",") if words.only else [*TRIALS] if words.what == "trial" else [*NAMES]
+    chosen = words.only.split(",") if words.only else [*NAMES]
     limit = [] if words.minutes is None else [f"train.minutes={words.minutes}"]
     jobs = []
     for name in chosen:
         if words.what == "train" and name in ("byol", "byov"):
             settings = [f"data.root={words.root}", *limit, *words.set]
             jobs.append(partial(train, name, f"runs/resnet_{name}", settings))
-        elif words.what == "trial":
-            jobs.append(partial(trial, name, words.root))
         elif words.what == "read" and trained(name) and not (OUT / f"resnet_{name}.at_mean.npz").exists():
             jobs.append(partial(read, name, words.root))
         elif words.what is None and (OUT / f"resnet_{name}.at_mean.npz").exists():

@@ -284,12 +284,11 @@ def _show(results: Results, out: Path, left_out: dict[str, str], baseline: Path 
 
 def _floor(clean: Row, images: int) -> str:
     """What the ECE of the clean images is to be compared with; rows of older files do not say."""
-    words = {"at μ": clean.at_mean, "under draws": clean.under_draws or {}}
-    floors = {name: part["ece_floor"] for name, part in words.items() if part.get("ece_floor") is not None}
-    each = ", ".join(f"{100 * floor:.2f} % {name}" for name, floor in floors.items())  # type: ignore[operator]
-    return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}." * bool(
-        each
-    )
+    floors = {"at μ": clean.at_mean.get("ece_floor"), "under draws": (clean.under_draws or {}).get("ece_floor")}
+    each = ", ".join(f"{100 * floor:.2f} % {name}" for name, floor in floors.items() if floor is not None)
+    if not each:
+        return ""
+    return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}."
 
 
 def _show_errors(console: Console, content: dict[str, Any], baseline: Path | None, lines: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from zlib import crc32
 
 import torch
@@ -95,8 +96,8 @@ def evaluate(
         if name == CLEAN:
             each = [scores(prediction, labels, bins) for prediction in clean]
         else:
-            shifted = zip(predictions(name, severity), clean, strict=True)
-            each = [scores(prediction, labels, bins, before) for prediction, before in shifted]
+            pairs = zip(predictions(name, severity), clean, strict=True)
+            each = [scores(prediction, labels, bins, before) for prediction, before in pairs]
         row = Row(name, severity, *each)
         found[row.key] = row
         if report is not None:
@@ -115,18 +116,25 @@ def _predict(
 ) -> list[Prediction]:
     """The prediction at μ and, with a posterior, the one under draws, of images that are shifted once for both."""
     place = torch.device(images.device if device is None else device)
-    generator = Generator(place)
-    if shift is not None:
-        generator.manual_seed(stream(seed, crc32(shift.name.encode()), severity))
     readings: list[int | None] = [None, samples] if predictor.posterior else [None]
     parts: list[list[Prediction]] = [[] for _ in readings]
     chunks = max(1, BLOCK_BYTES // (4 * CHUNK * images[0].numel()))
-    for block in images.split(chunks * CHUNK):
-        floats = (_floats(chunk.to(place)) for chunk in block.split(CHUNK))
-        moved = torch.cat([x if shift is None else shift(x, severity, generator) for x in floats])
+    moved = shifted(images, shift, severity, seed, place)
+    while block := list(islice(moved, chunks)):
+        batch = torch.cat(block)
         for part, draws in zip(parts, readings, strict=True):
-            part.append(predictor(moved, draws))
+            part.append(predictor(batch, draws))
     return [Prediction.cat(part) for part in parts]
+
+
+def shifted(images: Tensor, shift: Shift | None, severity: int, seed: int, place: torch.device) -> Iterator[Tensor]:
+    """The images as floats under a shift, or as they are, chunk by chunk; the same for the same seed."""
+    generator = Generator(place)
+    if shift is not None:
+        generator.manual_seed(stream(seed, crc32(shift.name.encode()), severity))
+    for chunk in images.split(CHUNK):
+        floats = _floats(chunk.to(place))
+        yield floats if shift is None else shift(floats, severity, generator)
 
 
 def _floats(images: Tensor) -> Tensor:

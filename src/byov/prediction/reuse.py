@@ -363,9 +363,7 @@ def _run(forward: Callable[[list[Tensor]], Any], mode: _Record, noise: list[Tens
         return map_leaves(plain, forward(handed))
     finally:
         mode.spent, mode.finished = perf_counter() - mode.began, True
-        if mode.asleep:
-            mode.meet()
-        else:
+        if not mode.asleep:
             mode.__exit__(None, None, None)
 
 
