@@ -22,7 +22,7 @@ from byov.posterior import (
     norm_layers,
     output_layer,
 )
-from byov.prediction import Prediction, predict
+from byov.prediction import Prediction, Serving, predict
 from byov.pruning import prune
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ __all__ = [
     "Gaussian",
     "Normal",
     "Prediction",
+    "Serving",
     "TeacherMean",
     "TeacherNormal",
     "bayesianize",

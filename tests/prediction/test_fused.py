@@ -68,7 +68,7 @@ def test_large_draws_are_the_models_own(cores: int, samples: int, threads: Calla
     assert model.factors[0].layout.numel > 2 * blocks.BLOCK
     assert model.factors[0].layout.numel % 16
     draws, generator = Draws(model, seeded(), samples), seeded()
-    assert Fused.suits(model, None)
+    assert Fused.suits(model)
     with torch.no_grad():
         for _ in range(3):
             found, expected = draws.next()(), model.tensors(model.noise(generator))
@@ -94,7 +94,7 @@ def test_any_number_of_weights_is_drawn_as_by_its_formula(count: int, samples: i
     """Blocks that are full, cut off, or of a single weight, draw after draw: μ + exp(½ρ)·ε with the model's noise."""
     model = spread(byov.bayesianize(nn.Linear(count, 1, bias=False), byov.Gaussian()))
     mean, log_var = (model.factors[0].get_parameter(role).detach() for role in ("mean", "log_var"))
-    assert Fused.suits(model, None)
+    assert Fused.suits(model)
     draws, generator = Draws(model, seeded(), samples), seeded()
     for _ in range(3):
         expected = mean + torch.exp(0.5 * log_var) * model.noise(generator)[0]["eps"]
@@ -193,16 +193,30 @@ def test_a_network_that_clips_its_weights_predicts_as_by_the_formula(
 ) -> None:
     model, x = spread(byov.bayesianize(Tied(6, clip=True), byov.Gaussian())), torch.randn(8, 6)
     found = byov.predict(model, list(x.split(2)), samples, "loop", generator=seeded(5), keep=True)
-    monkeypatch.setattr(Fused, "suits", lambda model, generator: False)
+    monkeypatch.setattr(Fused, "suits", lambda model: False)
     expected = byov.predict(model, list(x.split(2)), samples, "loop", generator=seeded(5), keep=True)
     torch.testing.assert_close(found.draws, expected.draws, rtol=0, atol=1e-6)
 
 
-def test_only_one_large_gaussian_in_float32_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not Fused.suits(byov.bayesianize(Tied(5), byov.Gaussian()), None)
+def test_draws_that_go_on_see_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    assert Fused.suits(byov.bayesianize(Tied(5), byov.Gaussian()), seeded())
-    assert not Fused.suits(byov.bayesianize(Tied(5).double(), byov.Gaussian()), None)
-    assert not Fused.suits(byov.bayesianize(Tied(5), byov.DropConnect(0.1)), None)
+    model = byov.bayesianize(Tied(5), byov.Gaussian(-2.0))
+    draws = Draws(model, seeded(), MANY)
+    draws.next()()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    draws.renew(seeded(3))
+    expected = model.tensors(model.noise(seeded(3)))
+    for name, tensor in draws.next()().items():
+        torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=1e-5)
+
+
+def test_only_one_large_gaussian_in_float32_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Fused.suits(byov.bayesianize(Tied(5), byov.Gaussian()))
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    assert Fused.suits(byov.bayesianize(Tied(5), byov.Gaussian()))
+    assert not Fused.suits(byov.bayesianize(Tied(5).double(), byov.Gaussian()))
+    assert not Fused.suits(byov.bayesianize(Tied(5), byov.DropConnect(0.1)))
     two = {"one.*": byov.Gaussian(), "other.bias": byov.DropConnect(0.1)}
-    assert not Fused.suits(byov.bayesianize(Tied(5), two), None)
+    assert not Fused.suits(byov.bayesianize(Tied(5), two))

@@ -62,8 +62,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def test_it_is_for_gpus() -> None:
     model, net = byov.bayesianize(Net(), byov.Gaussian()), Net()
-    assert not Graphed.suits(model, None, modules_of(model.net))
-    assert not Graphed.suits(net, None, modules_of(net))
+    assert not Graphed.suits(model, modules_of(model.net))
+    assert not Graphed.suits(net, modules_of(net))
 
 
 @pytest.mark.parametrize(("host", "device"), [(4.0, 1.0), (4.0, 3.0), (3.0, 4.0), (1.0, 4.0)])

@@ -74,8 +74,8 @@ def test_without_a_race_the_draws_are_the_same(batched: bool, monkeypatch: pytes
     torch.manual_seed(0)
     model, x = byov.bayesianize(Reads(), {byov.output_layer: byov.Gaussian(-1.0)}), torch.randn(6, 4)
     expected = byov.predict(model, x, 9, "loop", generator=Generator().manual_seed(0), keep=True)
-    race = engine._Predictor._unmatched
-    monkeypatch.setattr(engine._Predictor, "_race", lambda self, running, draws, most: race(self, running, draws, most))
+    race = engine.Call._unmatched
+    monkeypatch.setattr(engine.Call, "_race", lambda self, running, draws, most: race(self, running, draws, most))
     found = byov.predict(model, x, 9, generator=Generator().manual_seed(0), keep=True)
     assert found.strategy == ("vmap" if batched else "loop")
     torch.testing.assert_close(found.draws, expected.draws)
@@ -85,10 +85,8 @@ def test_without_a_race_the_draws_are_the_same(batched: bool, monkeypatch: pytes
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws at one place, and no race where most of a pass is shared."""
-    whole = engine._Predictor._unmatched
-    monkeypatch.setattr(
-        engine._Predictor, "_race", lambda self, running, draws, most: whole(self, running, draws, most)
-    )
+    whole = engine.Call._unmatched
+    monkeypatch.setattr(engine.Call, "_race", lambda self, running, draws, most: whole(self, running, draws, most))
     monkeypatch.setattr(Steady, "suits", staticmethod(lambda model: True))
     monkeypatch.setattr(Recording, "useful", property(lambda self: self.sound))
 

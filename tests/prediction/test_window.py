@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import byov
 from byov.posterior import Family
-from byov.prediction import draws, engine, window
+from byov.prediction import draws, engine, serving, window
 from byov.prediction.draws import Weights
 from byov.prediction.running import Running
 from byov.prediction.steady import Steady
@@ -316,7 +316,7 @@ def test_progress_comes_in_small_parts_and_adds_up(
     def progress(batches: Any, asked: bool | None) -> Iterator[Callable[[float], None]]:
         yield steps.append
 
-    monkeypatch.setattr(engine, "_progress", progress)
+    monkeypatch.setattr(serving, "_progress", progress)
     monkeypatch.setitem(engine.CHUNK_ELEMENTS, "cpu", 1 << 13)
     model, x = trained(byov.Dropout(0.1)), digits()[2][:100]
     byov.predict(model, x.split(10), 100, strategy, tolerance)

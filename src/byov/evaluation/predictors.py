@@ -12,9 +12,9 @@ from torch import Generator, Tensor, nn
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction import Prediction, predict
-from byov.prediction.engine import Strategy
 from byov.prediction.inputs import device_of
 from byov.prediction.result import Moments
+from byov.prediction.settings import Strategy
 from byov.ssl.probe import READ, Probe
 
 

@@ -56,12 +56,24 @@ class Draws:
     """One draw after the other; what they share, such as a Gaussian's σ = exp(½ρ), is computed for the first."""
 
     def __init__(self, model: BayesianModule, generator: Generator | None, samples: int) -> None:
-        self.model, self.generator = model, generator
-        self._fused = Fused(model, samples) if Fused.suits(model, generator) else None
+        self.model = model
+        self._fuses = Fused(model, samples) if Fused.suits(model) else None
         self._steady = Steady(model) if Steady.suits(model) else None
-        self._start = None if generator is None else generator.get_state()
-        self._recording: Recording | None = None
         self._noise_memory, self._weight_memory = Recycle(), Recycle()
+        self._begin(generator)
+
+    def _begin(self, generator: Generator | None) -> None:
+        self.generator, self._start = generator, None if generator is None else generator.get_state()
+        here = generator is None or generator.device.type == "cpu"
+        self._fused = self._fuses if here else None
+        self._recording: Recording | None = None
+
+    def renew(self, generator: Generator | None) -> None:
+        """From now on draws from this generator, under the weights as they are now, in the memory of those before."""
+        self._begin(generator)
+        for part in (self._fuses, self._steady):
+            if part is not None:
+                part.refresh()
 
     def restart(self) -> None:
         """Back to the first draw; without a generator there is no way back."""

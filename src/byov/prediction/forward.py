@@ -13,6 +13,7 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.draws import Weights, batching
 from byov.prediction.handover import Handover
 from byov.prediction.inputs import Batch, size_of
+from byov.prediction.look import Look
 from byov.prediction.readout import readout
 from byov.prediction.result import Task
 from byov.prediction.reuse import Recording, again, record
@@ -24,7 +25,8 @@ class Forward:
 
     The second, where the first may have filled a cache of the network's, or where `sleep` missed something: the first
     is watched only from the first drawn weight on. Without `watch` none is. Who makes several of these hands them one
-    `handover`, and the first of them the `modules` of the model, if they are known.
+    `handover`, and the first of them the `modules` of the model, if they are known; and what a pass on a batch like
+    this one has shown (`look`), to which the first pass adds.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Forward:
         handover: Handover | None = None,
         modules: list[nn.Module] | None = None,
         sleep: bool = True,
+        look: Look | None = None,
     ) -> None:
         self.model, self.x, self.task, self.watch = model, x, task, watch
         self.handover = Handover(model.net) if handover is None and isinstance(model, BayesianModule) else handover
         self.recording: Recording | None = None
         self._modules, self.sleep = modules, sleep
+        self.look = Look() if look is None else look
 
     def one(self, weights: Weights | None) -> Tensor:
         """What one draw predicts (1, N, …); of a plain network, what it predicts."""
@@ -51,11 +55,15 @@ class Forward:
             out = self._under(tensors)
         elif self.recording is None or self.recording.settling:
             inputs, first = [self.x] if isinstance(self.x, Tensor) else self.x.values(), self.recording is None
-            modules, self._modules = self._modules or modules_of(self.model), None  # a pass may have changed them
+            trust = self.look.given if first else None
+            modules = [] if trust is not None else self._modules or modules_of(self.model)
+            self._modules = None  # a pass may change them
             with self._seen(modules):
                 handed = lambda drawn: self._under(dict(zip(tensors, drawn, strict=True)))  # noqa: E731
-                out, self.recording = record(handed, modules, inputs, tensors.values(), self.sleep and first)
+                out, self.recording = record(handed, modules, inputs, tensors.values(), self.sleep and first, trust)
             self.sleep &= not self.recording.settling
+            if first and self.recording.sound and not compiled(modules):
+                self.look.given = self.recording.given
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())

@@ -37,14 +37,18 @@ class Fused:
         self._std_is_there = False
 
     @staticmethod
-    def suits(model: BayesianModule, generator: Generator | None) -> bool:
+    def suits(model: BayesianModule) -> bool:
+        """One Gaussian over many weights, on a CPU; for noise that is drawn there, too."""
         factor, *others = model.factors
         plain = all(
             type(role) is nn.Parameter and role.device.type == "cpu" and role.dtype == torch.float32
             for role in factor.roles.values()
         )
-        here = generator is None or generator.device.type == "cpu"
-        return not others and type(factor.family) is Gaussian and plain and here and blockwise(factor.layout.numel)
+        return not others and type(factor.family) is Gaussian and plain and blockwise(factor.layout.numel)
+
+    def refresh(self) -> None:
+        """ρ may have changed."""
+        self._std_is_there = False
 
     def noise(self, generator: Generator | None) -> list[Noise]:
         """The seeds (B,) of the next draw."""

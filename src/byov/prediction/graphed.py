@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -21,7 +20,7 @@ from torch import Generator, Tensor, nn
 from byov.posterior.module import BayesianModule, several_processes
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
-from byov.prediction.inputs import Batch, device_of
+from byov.prediction.inputs import Batch, device_of, named, signature
 from byov.prediction.state import (
     attributes_of,
     holds_parameters,
@@ -43,10 +42,10 @@ class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
     def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream) -> None:
-        self._signature = _signature(forward.x)
+        self._signature = signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
-        self._device = stream.device
+        self.generator, self._device = draws.generator, stream.device
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
@@ -58,24 +57,25 @@ class Graphed:
         torch.cuda.current_stream(self._device).wait_stream(stream)
 
     @staticmethod
-    def suits(model: nn.Module, generator: Generator | None, modules: list[nn.Module]) -> bool:
-        """On one GPU, all of the noise from there; every parameter random; and nobody who wants to see each pass.
-
-        `modules` are those of the network.
+    def possible(device: torch.device, generator: Generator | None) -> bool:
+        """With all of the noise from this GPU.
 
         Only in the main thread: to find out whether a pass waits for the device, waiting is forbidden to all threads.
         """
-        device = device_of(model)
-        if not isinstance(model, BayesianModule) or device.type != "cuda":
-            return False
-        if holds_parameters(modules):
-            return False
-        if threading.current_thread() is not threading.main_thread():
+        if device.type != "cuda" or threading.current_thread() is not threading.main_thread():
             return False
         if generator is None:
-            if several_processes():  # they draw from generators that are made anew for each pass
-                return False
-        elif generator.device.type != "cuda" or generator.device.index not in (None, device.index):
+            return not several_processes()  # which draw from generators that are made anew for each pass
+        return generator.device.type == "cuda" and generator.device.index in (None, device.index)
+
+    @staticmethod
+    def suits(model: nn.Module, modules: list[nn.Module]) -> bool:
+        """A model all on one GPU; every parameter random; and nobody who wants to see each pass.
+
+        `modules` are those of the network.
+        """
+        device = device_of(model)
+        if not isinstance(model, BayesianModule) or device.type != "cuda" or holds_parameters(modules):
             return False
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         if any(tensor.device != device for tensor in (*model.q.parameters(), *buffers)):
@@ -114,11 +114,11 @@ class Graphed:
 
     def takes(self, x: Batch) -> bool:
         """Whether a batch has the shape that was captured."""
-        return _signature(x) == self._signature
+        return signature(x) == self._signature
 
     def fill(self, x: Batch) -> None:
         """Go on with another batch."""
-        for tensor, new in zip(_named(self._x).values(), _named(x).values(), strict=True):
+        for tensor, new in zip(named(self._x).values(), named(x).values(), strict=True):
             tensor.copy_(new)
 
     def __call__(self) -> Tensor:
@@ -162,14 +162,6 @@ def _plain(module: nn.Module) -> bool:
         return True
     config = getattr(compiled, "get_compiler_config", None)
     return config is not None and not (config() or {}).get("triton.cudagraphs", True)
-
-
-def _named(x: Batch) -> Mapping[str, Tensor]:
-    return {"": x} if isinstance(x, Tensor) else x
-
-
-def _signature(x: Batch) -> list[tuple[Any, ...]]:
-    return [(name, t.shape, t.stride(), t.dtype) for name, t in _named(x).items()]
 
 
 @contextmanager

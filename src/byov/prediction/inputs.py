@@ -67,3 +67,13 @@ def size_of(x: Batch) -> int:
     if size == 0:
         raise ValueError("The batch is empty: there is nothing to predict.")
     return size
+
+
+def named(x: Batch) -> Mapping[str, Tensor]:
+    """The tensors of a batch by name."""
+    return {"": x} if isinstance(x, Tensor) else x
+
+
+def signature(x: Batch) -> tuple[tuple[Any, ...], ...]:
+    """What batches have in common that a network takes in the same way."""
+    return tuple((name, t.shape, t.stride(), t.dtype) for name, t in named(x).items())

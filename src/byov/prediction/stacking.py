@@ -21,10 +21,9 @@ from torch import Generator, Tensor
 from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
-from byov.prediction.engine import _evaluating
 from byov.prediction.inputs import first_of, ready
 from byov.prediction.result import Prediction, entropy
-from byov.prediction.state import modules_of
+from byov.prediction.state import evaluating, modules_of
 
 NEGLIGIBLE = 1e-4
 """A weight below this is rounded to 0, so that its draw need not be computed again."""
@@ -131,7 +130,7 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
     """The class probabilities (S, N, C) of each batch under the draws."""
-    with _evaluating(model, modules_of(model)), torch.no_grad():
+    with evaluating(model, modules_of(model)), torch.no_grad():
         for batch in [x] if isinstance(x, Tensor) else x:
             inputs = ready(first_of(batch) if not isinstance(batch, Tensor) else batch, model)
             draws = []

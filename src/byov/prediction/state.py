@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, compress
 from operator import call, is_not, itemgetter
@@ -75,6 +76,14 @@ def attributes_of(modules: list[nn.Module]) -> list[Any]:
     return found
 
 
+def place(tensor: Tensor) -> int:
+    """Where its numbers lie."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a sparse tensor has several
+        return -1
+
+
 def unchanged(then: list[Any], now: list[Any]) -> bool:
     """Whether two lists of attributes are the same objects, or equal where they are plain values."""
     if len(then) != len(now):
@@ -124,3 +133,16 @@ def context() -> tuple[Any, ...]:
     cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     return cpu, cuda, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+@contextmanager
+def evaluating(model: nn.Module, modules: list[nn.Module]) -> Iterator[None]:
+    """Eval mode inside, every module's own mode again outside."""
+    training = [module for module in modules if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -33,6 +33,13 @@ class Steady:
             next(factor.parameters()).device.type == "cuda" and not factor.buffer_names for factor in model.factors
         )
 
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """ρ may have changed; σ stays where it is, where a graph may read it."""
+        for factor, std in zip(self._factors, self._std, strict=True):
+            if std is not None:
+                std.copy_(factor.flat_std())
+
     def __call__(self, noise: list[Noise]) -> dict[str, Tensor]:
         """The weights under this noise, by name; those of the call before are gone."""
         for factor, flat, mean, std, part in zip(self._factors, self.flat, self._mean, self._std, noise, strict=True):

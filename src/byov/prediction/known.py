@@ -1,0 +1,78 @@
+"""What one prediction finds out about a model, for those after it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from torch import Generator, nn
+
+from byov.posterior.module import BayesianModule
+from byov.prediction.draws import Draws
+from byov.prediction.graphed import Graphed
+from byov.prediction.handover import Handover
+from byov.prediction.inputs import Batch, device_of, signature
+from byov.prediction.look import Look
+from byov.prediction.state import compiled, context, holds_parameters, modules_of, place
+
+SHAPES = 64
+"""Of so many kinds of batches something is known at a time: who has more has no two alike."""
+
+
+class Known:
+    """A model's modules and where its weights lie; and what was seen of its passes, whose numbers it never keeps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.net = modules_of(model.net if isinstance(model, BayesianModule) else model)
+        self.modules = modules_of(model, self.net) if isinstance(model, BayesianModule) else self.net
+        self.fresh = True
+        """Whether the modules have just been gone through: a pass may change them."""
+        self.device = device_of(model)
+        self.handover = Handover(model.net) if isinstance(model, BayesianModule) else None
+        self.holds_parameters = holds_parameters(self.net)
+        self.sleep = self.holds_parameters  # else the first call is one to be seen
+        self.graph: Graphed | None = None
+        self._draws: Draws | None = None
+        self._looks: dict[Any, Look] = {}
+        self._places: list[Any] | None = None
+
+    @cached_property
+    def compiled(self) -> bool:
+        return compiled(self.net)
+
+    @cached_property
+    def suits_graphs(self) -> bool:
+        return Graphed.suits(self._model, self.net)
+
+    def draws(self, generator: Generator | None, samples: int) -> Draws | None:
+        """Draws from this generator on, in the memory of those before; of a plain network none."""
+        if isinstance(self._model, BayesianModule):
+            if self._draws is None:
+                self._draws = Draws(self._model, generator, samples)
+            else:
+                self._draws.renew(generator)
+        return self._draws
+
+    def look(self, x: Batch) -> Look:
+        """What is known of batches like this one, in the present contexts."""
+        key = (*signature(x), context())
+        if key not in self._looks and len(self._looks) == SHAPES:
+            self._looks.clear()
+        return self._looks.setdefault(key, Look())
+
+    def keep(self) -> None:
+        """The call is over, and another may come."""
+        self.fresh = False
+        if self._places is None:
+            self._places = self._now()
+
+    def moved(self) -> bool:
+        """Whether a tensor has been put elsewhere, as `model.to` does: what a graph or a draw holds is then another."""
+        return self._places != self._now()
+
+    def _now(self) -> list[Any]:
+        tensors = (
+            t for module in self.modules for held in (module._parameters, module._buffers) for t in held.values()
+        )
+        return [None if tensor is None else (id(tensor), place(tensor), tensor.dtype) for tensor in tensors]
