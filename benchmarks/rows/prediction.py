@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -29,17 +30,31 @@ def draws(setting: Setting, network: str, count: int = 20) -> dict[str, Any]:
         faster = timed(setting, compiled, rounds, "passes")
         for part in ("ms", "host_ms"):
             found[part] |= {f"compiled {name}": ms for name, ms in faster[part].items()}
-        found["compiled_ratio"] = faster["ratio"]["draws"]
+        found["compiled_ratios"] = faster["ratio"]
     return found
 
 
 def both(setting: Setting, network: str, x: Tensor, count: int, compile: bool = False) -> dict[str, Step]:
+    """Passes and draws; compiled also passes as CUDA graphs, which is what a small network's draws come to."""
     net = setting.network(network).eval()
     model = byov.bayesianize(setting.network(network), byov.Gaussian()).eval()
+    steps = {"passes": passes(setting, net, [x], count), **drawn(setting, model, x, count)}
     if compile:
         net.compile()
         model.net.compile()
-    return {"passes": passes(setting, net, [x], count), "draws": predicted(setting, model, x, count)}
+        if setting.cuda:
+            graphs = setting.network(network).eval()
+            graphs.compile(mode="reduce-overhead")
+            steps["passes as graphs"] = passes(setting, graphs, [x], count)
+    return steps
+
+
+def drawn(setting: Setting, model: byov.BayesianModule, x: Tensor, count: int) -> dict[str, Step]:
+    """Draws by a serving, which knows the network, and by a call of `predict`, which has to look at it."""
+    return {
+        "draws": predicted(setting, byov.Serving(model, count), x),
+        "draws by predict": predicted(setting, lambda x: byov.predict(model, x, count, progress=False), x),
+    }
 
 
 def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) -> dict[str, Any]:
@@ -48,7 +63,8 @@ def loader(setting: Setting, network: str, count: int = 20, batches: int = 4) ->
     parts, few = list(x.split(len(x) // batches)), 4
     net = setting.network(network).eval()
     model = byov.bayesianize(net, byov.Gaussian()).eval()
-    steps = {"passes": passes(setting, net, parts, few), "draws": predicted(setting, model, parts, count)}
+    draws = predicted(setting, lambda x: byov.predict(model, x, count, progress=False), parts)
+    steps = {"passes": passes(setting, net, parts, few), "draws": draws}
     seconds = interleaved(warm(setting, steps), 3 if setting.tiny else 4, setting.device)
     seconds["passes"] = [time * count / few for time in seconds["passes"]]
     return compared(seconds, "passes") | {"draws": count, "batches": batches, "batch": len(parts[0])}
@@ -59,7 +75,7 @@ def head(setting: Setting, network: str, count: int = 100) -> dict[str, Any]:
     x, _ = setting.inputs(network)
     net = setting.network(network).eval()
     model = byov.bayesianize(net, {byov.output_layer: byov.Gaussian()}).eval()
-    steps = {"one pass": passes(setting, net, [x], 1), "draws": predicted(setting, model, x, count)}
+    steps = {"one pass": passes(setting, net, [x], 1), **drawn(setting, model, x, count)}
     return timed(setting, warm(setting, steps), setting.rounds, "one pass") | {"draws": count, "batch": len(x)}
 
 
@@ -81,10 +97,10 @@ def passes(setting: Setting, net: nn.Module, parts: list[Tensor], count: int) ->
     return work
 
 
-def predicted(setting: Setting, model: byov.BayesianModule, x: Tensor | list[Tensor], count: int) -> Step:
+def predicted(setting: Setting, predict: Callable[[Any], byov.Prediction], x: Tensor | list[Tensor]) -> Step:
     def work() -> None:
         with setting.autocast():
-            byov.predict(model, x, count, progress=False)
+            predict(x)
 
     return work
 

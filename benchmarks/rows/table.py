@@ -100,12 +100,18 @@ def memory(found: Found) -> Reading | None:
 
 def draws(found: Found) -> Reading:
     """Compiled on both sides where it was, else neither."""
-    part = found.get("compiled_ratio") or found["ratio"]["draws"]
+    ratios = found.get("compiled_ratios") or found["ratio"]
+    part = ratios["draws"]
+    if "draws by predict" in ratios:
+        alone = f"; by predict alone {ratios['draws by predict']['median']:.3f}"
+    else:
+        alone = ""
     times = times_of(found)
     failed = f"; compiled: {found['compiled_error']}" if "compiled_error" in found else ""
     host = ", ".join(f"{name} {ms:.4g} ms" for name, ms in found.get("host_ms", {}).items())
     of_it = f"; the host: {host}" if host else ""
-    return Reading(part["median"], part["low"], part["high"], f"{times} (batch {found['batch']}){of_it}{failed}")
+    note = f"{times} (batch {found['batch']}){alone}{of_it}{failed}"
+    return Reading(part["median"], part["low"], part["high"], note)
 
 
 def share(found: Found) -> Reading:

@@ -328,6 +328,18 @@ def test_one_graph_serves_many_calls(family: Family, compile: bool, captured: li
 
 
 @gpu
+def test_a_buffer_in_another_place_has_another_graph(captured: list[object]) -> None:
+    model = byov.bayesianize(mlp().cuda(), byov.Gaussian(-3.0)).eval()
+    serving, x, generator = byov.Serving(model, 16), torch.randn(5, 6, device="cuda"), seeded(1, "cuda")
+    for _ in range(2):
+        serving(x, generator)
+    model.net[1].register_buffer("running_mean", torch.full((8,), 2.0, device="cuda"))  # type: ignore[operator,index]
+    found = serving(x, generator.manual_seed(1))
+    assert_close(found.mean, byov.predict(model, x, 16, "vmap", generator=seeded(1, "cuda")).mean, rtol=1e-3, atol=1e-5)
+    assert len(captured) == 2
+
+
+@gpu
 def test_another_generator_or_shape_has_a_graph_of_its_own(captured: list[object]) -> None:
     model = byov.bayesianize(mlp().cuda(), byov.Gaussian(-3.0)).eval()
     serving, x = byov.Serving(model, 16, keep=True), torch.randn(6, 6, device="cuda")

@@ -52,7 +52,8 @@ class Call:
             and known.suits_graphs
         )
         self.pace: Pace | None = Pace(model) if self.graphs else None  # until it is known
-        self.graph = known.graph if known.graph is not None and known.graph.generator is generator else None
+        graph = known.graph
+        self.graph = graph if self.graphs and graph is not None and graph.serves(generator) else None
         self.graph_of: Running | None = None
         # With one pass in all there is none after it that could use what it leaves behind.
         self.watch = not (one and self.samples == 1) and (self.strategy == "vmap" or not self._nothing_to_see())

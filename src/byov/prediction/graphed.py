@@ -25,6 +25,7 @@ from byov.prediction.state import (
     attributes_of,
     holds_parameters,
     modules_of,
+    place,
     random_state,
     same_state,
     set_torch_state,
@@ -41,11 +42,13 @@ SLACK = 1.05
 class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
-    def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream) -> None:
+    def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream, modules: list[nn.Module]) -> None:
         self._signature = signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
         self.generator, self._device = draws.generator, stream.device
+        self._modules = modules
+        self._places = self._now()
         self._graph = torch.cuda.CUDAGraph()
         if draws.generator is not None:
             self._graph.register_generator_state(draws.generator)
@@ -108,9 +111,17 @@ class Graphed:
             if not same:
                 return values, None
             try:
-                return values, cls(draws, forward, stream)
+                return values, cls(draws, forward, stream, modules_of(forward.model))
             except RuntimeError:  # something in it cannot be captured; what comes is then as it was before
                 return values, None
+
+    def serves(self, generator: Generator | None) -> bool:
+        """Whether it draws from this generator, and the network's buffers are still where it reads them."""
+        return self.generator is generator and self._places == self._now()
+
+    def _now(self) -> list[tuple[int, int]]:
+        buffers = [buffer for module in self._modules for buffer in module._buffers.values() if buffer is not None]
+        return [(id(buffer), place(buffer)) for buffer in buffers]
 
     def takes(self, x: Batch) -> bool:
         """Whether a batch has the shape that was captured."""

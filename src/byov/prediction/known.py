@@ -13,14 +13,14 @@ from byov.prediction.graphed import Graphed
 from byov.prediction.handover import Handover
 from byov.prediction.inputs import Batch, device_of, signature
 from byov.prediction.look import Look
-from byov.prediction.state import compiled, context, holds_parameters, modules_of, place
+from byov.prediction.state import compiled, context, holds_parameters, modules_of
 
 SHAPES = 64
 """Of so many kinds of batches something is known at a time: who has more has no two alike."""
 
 
 class Known:
-    """A model's modules and where its weights lie; and what was seen of its passes, whose numbers it never keeps."""
+    """A model's modules and where its posterior lies; and what was seen of its passes, whose numbers it never keeps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -68,11 +68,12 @@ class Known:
             self._places = self._now()
 
     def moved(self) -> bool:
-        """Whether a tensor has been put elsewhere, as `model.to` does: what a graph or a draw holds is then another."""
+        """Whether the posterior lies elsewhere, as after `model.to`: what a draw holds of it is then another's."""
         return self._places != self._now()
 
     def _now(self) -> list[Any]:
-        tensors = (
-            t for module in self.modules for held in (module._parameters, module._buffers) for t in held.values()
-        )
-        return [None if tensor is None else (id(tensor), place(tensor), tensor.dtype) for tensor in tensors]
+        """Where the posterior's tensors are; of a plain network, which device it is on."""
+        if not isinstance(self._model, BayesianModule):
+            return [device_of(self._model)]
+        roles = [role for factor in self._model.factors for role in factor._parameters.values()]
+        return [(id(role), role.data_ptr()) for role in roles if role is not None]
