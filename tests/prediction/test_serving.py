@@ -380,6 +380,24 @@ def test_a_graph_that_is_kept_lets_others_capture_and_goes_with_its_serving(capt
 
 
 @gpu
+def test_a_kept_graph_works_in_memory_of_its_own(captured: list[object]) -> None:
+    """Whoever captures next clears cuBLAS's workspaces and frees what is free: none of it may be the graph's."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 512), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 3)).cuda()
+    model, x = byov.bayesianize(net, byov.Gaussian(-6.0)).eval(), torch.randn(512, 64, device="cuda")
+    serving, generator = byov.Serving(model, 16, keep=True), seeded(1, "cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        first = serving(x, generator)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
+        again = serving(x, generator.manual_seed(1))
+    assert len(captured) == 1
+    assert_close(again.draws, first.draws, rtol=1e-2, atol=1e-3)
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
+@gpu
 def test_a_head_s_draws_follow_its_weights() -> None:
     torch.manual_seed(0)
     model = byov.bayesianize(Headed().cuda(), {byov.output_layer: byov.Gaussian(-1.0)})

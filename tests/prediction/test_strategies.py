@@ -202,6 +202,7 @@ def test_a_compiled_or_parallel_model_is_the_model(model: byov.BayesianModule) -
     expected = byov.predict(model, x, 10, generator=seeded())
     assert float(expected.std.max()) > 0
     for wrapped in (torch.compile(model), nn.DataParallel(model)):
+        model.cpu()  # where there are GPUs, DataParallel moves it to the first
         same(byov.predict(wrapped, x, 10, generator=seeded()), expected)
     with pytest.raises(ValueError, match="bayesianize the whole of it"):
         byov.predict(nn.Sequential(model, nn.ReLU()), x)

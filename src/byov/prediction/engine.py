@@ -161,8 +161,7 @@ class Call:
         if self.pace is not None:
             self.pace.begin()
             values = forward.one(draws.next())
-            self.graphs, self.pace = self.pace.host_is_slow(), None
-            forward.look.graphs = self.graphs
+            self.graphs, self.pace = self.pace.host_is_slow(), None  # another call may find it otherwise
             return values
         if self.graph is None or not self.graph.takes(forward.x):
             if self.graph_of is not None:  # it has served a batch of this call: one of another shape is its last

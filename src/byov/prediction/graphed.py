@@ -54,7 +54,7 @@ class Graphed:
             self._graph.register_generator_state(draws.generator)
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
         # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with _own_workspace(), torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._values = here.one(draws.next())
         # To begin a capture writes, on that stream, where the random numbers begin; so does a replay, on this one.
         torch.cuda.current_stream(self._device).wait_stream(stream)
@@ -186,3 +186,17 @@ def _no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """Inside, cuBLAS takes new memory to work in: a graph's own, where it begins inside, and nobody else's after it.
+
+    cuBLAS keeps one for each stream, and whoever captures a graph may clear them all, as torch.compile does. A graph
+    that works in one that is gone writes into memory of others, or ends the process.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -29,6 +30,9 @@ def readout(recording: Recording | None, weights: Sequence[Tensor]) -> Tensor | 
     stacked, biases = weights[weight.number], None if bias is None else weights[bias.number]
     if stacked.ndim != 3 or (biases is not None and biases.shape != stacked.shape[:2]):
         return None  # `linear` takes a vector for its weight too, and any bias that broadcasts
+    if torch.is_autocast_enabled(x.device.type) and stacked.dtype is not torch.float64:
+        # As `linear` will have it. The draws' weights lie apart and have to be copied: better once, by the cast.
+        stacked = stacked.to(torch.get_autocast_dtype(x.device.type))
     out = linear(x, stacked.flatten(0, 1), None if biases is None else biases.flatten())
     return out.unflatten(1, stacked.shape[:2])
 
