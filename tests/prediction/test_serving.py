@@ -13,6 +13,8 @@ from torch.testing import assert_close
 import byov
 from byov.posterior import Family
 from byov.prediction import engine, known, reuse
+from byov.prediction.captured import Captured
+from byov.prediction.draws import Draws
 from byov.prediction.graphed import Graphed, Pace
 from byov.prediction.reuse import Recording
 from byov.prediction.steady import Steady
@@ -153,9 +155,9 @@ def test_a_failed_call_leaves_nothing_behind(model: byov.BayesianModule) -> None
 class Headed(nn.Module):
     """Features, whatever is done to them, and a head, which alone is random."""
 
-    def __init__(self, between: Callable[[Any, Tensor], Tensor] = lambda net, x: x) -> None:
+    def __init__(self, between: Callable[[Any, Tensor], Tensor] = lambda net, x: x, width: int = 32) -> None:
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Linear(6, 32), nn.Tanh()), nn.Linear(32, 3)
+        self.body, self.head = nn.Sequential(nn.Linear(6, width), nn.Tanh()), nn.Linear(width, 3)
         self.between, self.calls, self.cache = between, 0, None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,6 +291,46 @@ def test_as_on_a_gpu_draws_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -
             agree(serving, x, 9, strategy)
 
 
+def test_rows_of_draws_are_captured_for_a_generator_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain twin of a graph of noise and weights: what it made is made again at every call."""
+
+    class Again:
+        made = 0
+
+        def __init__(self, make: Callable[[], Any], generator: Generator | None, stream: object) -> None:
+            self._make, self.generator = make, generator
+            Again.made += 1
+
+        def __call__(self) -> Any:
+            return self._make()
+
+        possible = staticmethod(lambda device, generator: True)
+
+    init, whole = engine.Call.__init__, engine.Call._unmatched
+
+    def aside(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._aside = lambda make: make()
+
+    monkeypatch.setattr(engine.Call, "__init__", aside)
+    monkeypatch.setattr(engine.Call, "_race", lambda self, running, draws, most: whole(self, running, draws, most))
+    monkeypatch.setattr(engine, "Captured", Again)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(Steady, "suits", staticmethod(lambda model: True))
+    monkeypatch.setattr(Draws, "in_rows", property(lambda self: True))
+    monkeypatch.setattr(known.Graphed, "suits", staticmethod(lambda model, modules: False))
+    model, x, generator = headed(), torch.randn(5, 6).double(), seeded()
+    serving = byov.Serving(model, 9, keep=True)
+    for call, (which, made) in enumerate(
+        [(generator, 0), (generator, 1), (seeded(), 1), (generator, 1), (generator, 1)]
+    ):
+        found = serving(x, which.manual_seed(call))
+        assert Again.made == made
+        expected = byov.predict(model, x, 9, "loop", generator=seeded(call), keep=True)
+        assert_close(found.draws, expected.draws, rtol=0, atol=1e-12)
+        spread(model)
+
+
 # CUDA graphs
 
 
@@ -398,13 +440,19 @@ def test_a_kept_graph_works_in_memory_of_its_own(captured: list[object]) -> None
 
 
 @gpu
-def test_a_head_s_draws_follow_its_weights() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_head_s_draws_follow_its_weights(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    whole = Captured.__init__
+    monkeypatch.setattr(Captured, "__init__", lambda self, *args: made.append(self) or whole(self, *args))
     torch.manual_seed(0)
-    model = byov.bayesianize(Headed().cuda(), {byov.output_layer: byov.Gaussian(-1.0)})
-    serving = byov.Serving(model, 40, keep=True)
-    for call in range(4):
-        x = torch.randn(5, 6, device="cuda")
-        found = serving(x, seeded(call, "cuda"))
+    model = byov.bayesianize(Headed(width=512).cuda(), {byov.output_layer: byov.Gaussian(-3.0)})
+    serving, generator = byov.Serving(model, 40, keep=True), seeded(0, "cuda")
+    for call in range(5):
+        x = torch.randn(500, 6, device="cuda")
+        found = serving(x, seeded(call, "cuda") if own else generator.manual_seed(call))
         expected = byov.predict(model, x, 40, "loop", generator=seeded(call, "cuda"), keep=True)
         assert_close(found.draws, expected.draws, rtol=1e-3, atol=1e-5)
-        spread(model)
+        assert found.strategy == "vmap"
+        spread(model, 0.01)
+    assert len(made) == (not own)

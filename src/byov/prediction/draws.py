@@ -80,10 +80,15 @@ class Draws:
         if self.generator is not None and self._start is not None:
             self.generator.set_state(self._start)
 
+    @property
+    def in_rows(self) -> bool:
+        """Whether the noise of several draws is written row by row, on the device, and is all that they need."""
+        on_device = self.generator is None or self.generator.device.type == "cuda"
+        return self._steady is not None and self._steady.all_gaussian and on_device and not several_processes()
+
     def noises(self, count: int) -> list[Noise]:
         """What is random in the next draws, stacked: each tensor (K, …)."""
-        on_device = self.generator is None or self.generator.device.type == "cuda"
-        if self._steady is not None and self._steady.all_gaussian and on_device and not several_processes():
+        if self._steady is not None and self.in_rows:
             return self._steady.noises(count, self.generator)
         noises = [self._noise() for _ in range(count)]
         return [{k: torch.stack([n[i][k] for n in noises]) for k in noises[0][i]} for i in range(len(noises[0]))]

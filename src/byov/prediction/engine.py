@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from byov.posterior.family import Noise
 from byov.prediction.aside import Aside
+from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws, Weights
 from byov.prediction.forward import Forward
 from byov.prediction.graphed import ENOUGH, Graphed, Pace
@@ -48,7 +49,7 @@ class Call:
             self.strategy != "vmap"
             and self.tolerance is None
             and self.samples >= ENOUGH
-            and Graphed.possible(known.device, generator)
+            and Captured.possible(known.device, generator)
             and known.suits_graphs
         )
         self.pace: Pace | None = Pace(model) if self.graphs else None  # until it is known
@@ -229,14 +230,8 @@ class Call:
     def _unmatched(self, running: list[Running], draws: Draws, chunk: int) -> int:
         """Take a chunk of batched draws without a race, and go on so; one by one where they cannot be batched."""
 
-        def make() -> tuple[list[Noise], list[dict[str, Tensor]]]:
-            noises = draws.noises(chunk)
-            try:
-                return noises, [draws.several(noises)()]
-            except _NO_BATCHING:  # it will say so again, where that is caught
-                return noises, []
-
-        noises, made = make() if self._aside is None else self._aside(make)
+        noises, first = self._rows(draws, chunk)
+        made = [*first]
         # The first time as made beside the pass; anew only where a network has written into them.
         stacked = Weights(lambda: made.pop() if made else draws.several(noises)())
         self.strategy, waiting = "vmap", running
@@ -248,6 +243,29 @@ class Call:
             self.strategy = "loop"
             self._one_by_one(waiting, draws, noises, chunk)
         return chunk
+
+    def _rows(self, draws: Draws, count: int) -> tuple[list[Noise], list[dict[str, Tensor]]]:
+        """The noise of so many draws and their weights, if these can be batched; on a GPU made beside the pass.
+
+        From the second call of a serving on as a graph, if it can be one.
+        """
+
+        def make() -> tuple[list[Noise], list[dict[str, Tensor]]]:
+            noises = draws.noises(count)
+            try:
+                return noises, [draws.several(noises)()]
+            except _NO_BATCHING:  # it will say so again, where that is caught
+                return noises, []
+
+        if self._aside is None:
+            return make()
+        known, rows = self.known, self.known.rows
+        if known.again and draws.in_rows and Captured.possible(known.device, draws.generator):
+            if rows.captured is None or rows.count != count or rows.captured.generator is not draws.generator:
+                rows.captured = None  # its memory goes before more is asked for
+                rows.count, rows.captured = count, Captured(make, draws.generator, torch.cuda.Stream(known.device))
+            return self._aside(rows.captured)
+        return self._aside(make)
 
     @staticmethod
     def _one_by_one(waiting: list[Running], draws: Draws, noises: list[Noise], count: int) -> None:

@@ -8,7 +8,6 @@ time.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.posterior.module import BayesianModule, several_processes
+from byov.posterior.module import BayesianModule
+from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
 from byov.prediction.inputs import Batch, device_of, named, signature
@@ -46,30 +46,10 @@ class Graphed:
         self._signature = signature(forward.x)
         x = forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
-        self.generator, self._device = draws.generator, stream.device
         self._modules = modules
         self._places = self._now()
-        self._graph = torch.cuda.CUDAGraph()
-        if draws.generator is not None:
-            self._graph.register_generator_state(draws.generator)
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
-        # What other threads do meanwhile, such as a loader's that pins memory, is not this graph's.
-        with _own_workspace(), torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._values = here.one(draws.next())
-        # To begin a capture writes, on that stream, where the random numbers begin; so does a replay, on this one.
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-
-    @staticmethod
-    def possible(device: torch.device, generator: Generator | None) -> bool:
-        """With all of the noise from this GPU.
-
-        Only in the main thread: to find out whether a pass waits for the device, waiting is forbidden to all threads.
-        """
-        if device.type != "cuda" or threading.current_thread() is not threading.main_thread():
-            return False
-        if generator is None:
-            return not several_processes()  # which draw from generators that are made anew for each pass
-        return generator.device.type == "cuda" and generator.device.index in (None, device.index)
+        self._captured = Captured(lambda: here.one(draws.next()), draws.generator, stream)
 
     @staticmethod
     def suits(model: nn.Module, modules: list[nn.Module]) -> bool:
@@ -117,7 +97,7 @@ class Graphed:
 
     def serves(self, generator: Generator | None) -> bool:
         """Whether it draws from this generator, and the network's buffers are still where it reads them."""
-        return self.generator is generator and self._places == self._now()
+        return self._captured.generator is generator and self._places == self._now()
 
     def _now(self) -> list[tuple[int, int]]:
         buffers = [buffer for module in self._modules for buffer in module._buffers.values() if buffer is not None]
@@ -134,9 +114,7 @@ class Graphed:
 
     def __call__(self) -> Tensor:
         """What the next draw predicts (1, N, …), in the memory of the one before."""
-        with torch.cuda.device(self._device):
-            self._graph.replay()
-        return self._values
+        return self._captured()
 
 
 class Pace:
@@ -186,17 +164,3 @@ def _no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _own_workspace() -> Iterator[None]:
-    """Inside, cuBLAS takes new memory to work in: a graph's own, where it begins inside, and nobody else's after it.
-
-    cuBLAS keeps one for each stream, and whoever captures a graph may clear them all, as torch.compile does. A graph
-    that works in one that is gone writes into memory of others, or ends the process.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
+from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
+from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws
 from byov.prediction.graphed import Graphed
 from byov.prediction.handover import Handover
@@ -19,6 +22,14 @@ SHAPES = 64
 """Of so many kinds of batches something is known at a time: who has more has no two alike."""
 
 
+@dataclass
+class Rows:
+    """Noise and weights of a number of draws, captured: a hundred noises take the host a hundred launches else."""
+
+    count: int = 0
+    captured: Captured[tuple[list[Noise], list[dict[str, Tensor]]]] | None = None
+
+
 class Known:
     """A model's modules and where its posterior lies; and what was seen of its passes, whose numbers it never keeps."""
 
@@ -28,11 +39,14 @@ class Known:
         self.modules = modules_of(model, self.net) if isinstance(model, BayesianModule) else self.net
         self.fresh = True
         """Whether the modules have just been gone through: a pass may change them."""
+        self.again = False
+        """Whether this call draws from the generator of the one before: else a graph would be bound to one in vain."""
         self.device = device_of(model)
         self.handover = Handover(model.net) if isinstance(model, BayesianModule) else None
         self.holds_parameters = holds_parameters(self.net)
         self.sleep = self.holds_parameters  # else the first call is one to be seen
         self.graph: Graphed | None = None
+        self.rows = Rows()
         self._draws: Draws | None = None
         self._looks: dict[Any, Look] = {}
         self._places: list[Any] | None = None
@@ -51,6 +65,7 @@ class Known:
             if self._draws is None:
                 self._draws = Draws(self._model, generator, samples)
             else:
+                self.again = self._draws.generator is generator
                 self._draws.renew(generator)
         return self._draws
 
