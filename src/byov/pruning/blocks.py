@@ -26,7 +26,7 @@ _UNITWISE = (
 )
 _MAPWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten)
 _TIMM_ATTENTION = {"timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"}
-_TIMM_MLP = {"timm.layers.mlp.Mlp"}
+_TIMM_MLP = {"timm.layers.mlp.Mlp", "byov.models.gelu.MLP"}
 
 
 @dataclass(frozen=True, eq=False)
