@@ -18,12 +18,14 @@ from byov.models import cifar_resnet18, vit
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
     "vit_s16": (lambda: vit("s", 1000, image_size=224, patch=16), 224, 1000, 256),
+    "vit_s16 stream": (lambda: vit("s", 1000, image_size=224, patch=16, stream="autocast"), 224, 1000, 256),
     "vit_ti4": (lambda: vit("ti"), 32, 10, 512),
     "resnet18": (cifar_resnet18, 32, 10, 512),
 }
 """How to make it, pixels, classes, and the batch on a GPU."""
 TINY: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
     "vit_s16": (lambda: vit("nano", 10, image_size=32, patch=16), 32, 10, 4),
+    "vit_s16 stream": (lambda: vit("nano", 10, image_size=32, patch=16, stream="autocast"), 32, 10, 4),
     "vit_ti4": (lambda: vit("nano", 10, image_size=16), 16, 10, 4),
     "resnet18": (cifar_resnet18, 8, 10, 2),
 }

@@ -126,10 +126,10 @@ def efficiency(found: Found) -> Reading:
     return Reading(found["step"] / max(found["product"], found["known"]), note=note.format(**numbers))
 
 
-def flops(setting: Setting) -> Found:
+def flops(setting: Setting, network: str = "vit_s16") -> Found:
     """The deterministic network's operations in the time of the Gaussian's step: noise and KL are not model FLOPs."""
-    each = machine.model_flops(setting, "vit_s16")
-    found = pair("vit_s16", "byov Gaussian")(setting)
+    each = machine.model_flops(setting, network)
+    found = pair(network, "byov Gaussian")(setting)
     product = machine.product(setting)
     rate = {name: 1000 * each * found["batch"] / ms for name, ms in found["ms"].items()}
     known = machine.H200 if setting.cuda and not setting.tiny else 0.0
@@ -162,6 +162,7 @@ GAUSSIAN, TORCH = "byov Gaussian", "bayesian-torch"
 
 CUDA_MEASUREMENTS: dict[str, Measurement] = {
     "vit_s16": flops,
+    "vit_s16 stream": partial(flops, network="vit_s16 stream"),
     "vit_ti4": pair("vit_ti4", GAUSSIAN),
     "resnet18": pair("resnet18", GAUSSIAN),
     "resnet18 EMP": pair("resnet18", "byov EMP"),
@@ -188,6 +189,7 @@ CUDA_ROWS = [
     Row("ecmp-resnet18", "ECMP step ÷ deterministic, ResNet-18", 1.03, "resnet18 ECMP", ratio("byov ECMP")),
     Row("memory-vit-s16", "peak memory ÷ deterministic, ViT-S/16", 1.06, "vit_s16", memory),
     Row("flops-vit-s16", "model FLOP/s of the step, ViT-S/16", 0.40, "vit_s16", efficiency, True, True),
+    Row("flops-stream", "the same, residual stream in bfloat16", 0.40, "vit_s16 stream", efficiency, True, True),
     Row("epoch", "BYOV epoch ÷ BYOL epoch", 1.03, "pretraining", ratio("BYOV")),
     Row("augmentation", "both views, share of the BYOV step", 0.08, "pretraining", share, percent=True),
     Row("draws-vit-s16", "20 draws ÷ 20 passes, ViT-S/16", 1.03, "vit_s16 draws", draws),
