@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from byov.posterior.drawn import drawn, new_seed, pays
 from byov.posterior.family import Noise, Roles, precise
 from byov.posterior.layout import Layout
 from byov.posterior.random import normal
@@ -37,9 +38,13 @@ class Gaussian:
         return {}
 
     def noise(self, roles: Roles, layout: Layout, generator: Generator | None) -> Noise:
+        if pays(roles["mean"], generator):
+            return {"seed": new_seed(roles["mean"])}
         return {"eps": normal(roles["mean"].shape, roles["mean"], generator)}
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
+        if "seed" in noise:
+            return drawn(roles["mean"], roles["log_var"], noise["seed"])
         return torch.addcmul(roles["mean"], torch.exp(0.5 * roles["log_var"]), noise["eps"])
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
