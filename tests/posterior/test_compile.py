@@ -66,7 +66,7 @@ def test_inductor(cell: Cell) -> None:
     compiled = torch.compile(model, backend="inductor", fullgraph=True)
     with model.draw(noise=noise), twin.draw(noise=noise):
         out, expected = compiled(cell.x), twin(cell.x)
-        close(out, expected)
+        close(out, expected, atol=5e-5)  # a fused sum has another order
         loss(out).backward(), loss(expected).backward()
     for name, gradient in gradients(twin).items():
         assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name

@@ -45,7 +45,7 @@ def looks(numbers: Tensor) -> dict[str, float]:
 
 def well(found: dict[str, float]) -> None:
     assert found.pop("p") > 1e-4, found
-    assert found.pop("different") > 0.98, found  # float32 has few numbers, but a stream that comes again has half
+    assert found.pop("different") > 0.9, found  # float32 has few numbers, but a stream that comes again has half
     assert max(map(abs, found.values())) < 5, found
 
 
