@@ -12,11 +12,12 @@ from torch.testing import assert_close
 
 import byov
 from byov.posterior import Family
-from byov.prediction import engine, known, reuse
+from byov.prediction import engine, graphed, known, reuse
 from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws
 from byov.prediction.graphed import Graphed, Pace
 from byov.prediction.reuse import Recording
+from byov.prediction.state import modules_of
 from byov.prediction.steady import Steady
 
 from .networks import FAMILIES, NETWORKS, mlp, spread
@@ -249,6 +250,88 @@ def test_a_pass_that_is_not_sound_is_never_trusted(between: Any, looks: list[int
         assert_close(found.draws, byov.predict(twin, x, 6, "loop", generator=seeded(call), keep=True).draws)
 
 
+def moody(net: Headed, x: Tensor) -> Tensor:
+    """Draws random numbers of its own, for some inputs."""
+    return x + torch.rand(1) if float(x.sum()) > 0 else x
+
+
+def writes(net: Headed, x: Tensor) -> Tensor:
+    """Counts in a buffer, for some inputs."""
+    if float(x.sum()) > 0:
+        net.seen.add_(1.0)  # type: ignore[operator]
+    return x * net.seen  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("between", [moody, writes], ids=["moody", "writes"])
+def test_a_pass_that_is_not_sound_for_some_inputs(between: Any) -> None:
+    models = [headed(between), headed(between)]
+    for model in models:
+        model.net.register_buffer("seen", torch.ones(1))  # type: ignore[operator]
+    model, twin = models
+    serving, x = byov.Serving(model, 6, "loop", keep=True), torch.randn(5, 6).double()
+    signs = model.net.body(x).sum(), model.net.body(-x).sum()  # type: ignore[operator]
+    assert signs[0] * signs[1] < 0
+    for call, batch in enumerate([-x, x, -x, x, x] if signs[0] > 0 else [x, -x, x, -x, -x]):
+        torch.manual_seed(call)
+        found = serving(batch, seeded(call))
+        torch.manual_seed(call)
+        expected = byov.predict(twin, batch, 6, "loop", generator=seeded(call), keep=True)
+        assert_close(found.draws, expected.draws, rtol=0, atol=1e-6)
+
+
+def test_other_points_are_trusted_again(looks: list[int]) -> None:
+    """Parameters without a posterior that were exchanged: the numbers are right at once, and the checks end again."""
+
+    class Middle(Headed):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x)) @ self.after  # type: ignore[operator]
+
+    torch.manual_seed(0)
+    net = Middle()
+    net.after = nn.Parameter(torch.randn(3, 3))
+    model, x = byov.bayesianize(net, {"head.*": byov.Gaussian(-1.0)}).double(), torch.randn(5, 6).double()
+    serving = byov.Serving(model, 6, keep=True)
+    for _ in range(3):
+        agree(serving, x, 6)
+    model.net.after = nn.Parameter(torch.randn(3, 3).double())
+    for _ in range(3):
+        agree(serving, x, 6)
+    looks.clear()
+    serving(x)
+    assert not looks
+
+
+def test_a_loader_that_calls_the_serving_itself(model: byov.BayesianModule) -> None:
+    serving, x = byov.Serving(model, 20), torch.randn(2, 6).double()
+
+    def batches() -> Any:
+        for _ in range(3):
+            serving([x])
+            yield x.repeat(600, 1)  # a window each
+
+    found = serving(batches()).mean.view(3, 600, 2, 3)
+    assert_close(found, found[:1, :1].expand_as(found))
+
+
+def test_modules_that_the_first_pass_adds() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "late"):
+                self.late = nn.Dropout(0.5)
+            return self.head(self.late(x))
+
+    model = byov.bayesianize(Grows(), byov.Gaussian())
+    serving = byov.Serving(model, 4)
+    for _ in range(3):
+        model.train()
+        serving(torch.randn(5, 6))
+        assert model.net.late.training  # type: ignore[union-attr]
+
+
 def test_a_hook_sees_every_pass() -> None:
     model, x, seen = headed(), torch.randn(5, 6).double(), []
     model.net.body.register_forward_hook(lambda *args: seen.append(1))  # type: ignore[union-attr]
@@ -272,6 +355,29 @@ def test_the_strategies_race_once(model: byov.BayesianModule, monkeypatch: pytes
     assert len(races) == 5
 
 
+class Reads(nn.Linear):
+    """Cannot be batched, on batches of another size than five."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if len(x) == 5 else out * (1.0 if out.detach().abs().sum().item() > 0 else 2.0)
+
+
+def test_a_winner_that_cannot_batch_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(float(n) for n in range(10_000))
+    steps = iter([0.0, 0.0, 1.0, 1.0, 1.0, 1.1] * 100)  # one draw takes a second, a chunk of them a tenth of it
+    monkeypatch.setattr(engine, "_now", lambda device: next(steps))
+    monkeypatch.setattr(engine, "perf_counter", lambda: next(clock))
+    torch.manual_seed(0)
+    model = byov.bayesianize(nn.Sequential(nn.Linear(6, 8), Reads(8, 3)), byov.Gaussian(-1.0)).double()
+    serving, x = byov.Serving(model, 20, keep=True), torch.randn(9, 6).double()
+    assert_close(
+        serving(x[:5], seeded()).draws, byov.predict(model, x[:5], 20, "loop", generator=seeded(), keep=True).draws
+    )
+    found = serving([x[:5], x[5:]], seeded())
+    assert_close(found.draws, byov.predict(model, x, 20, "loop", generator=seeded(), keep=True).draws)
+
+
 def test_as_on_a_gpu_draws_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """One place for every draw, σ kept there, and batched draws without a race: the plain twin of a GPU's way."""
     whole = engine.Call._unmatched
@@ -291,21 +397,36 @@ def test_as_on_a_gpu_draws_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -
             agree(serving, x, 9, strategy)
 
 
-def test_rows_of_draws_are_captured_for_a_generator_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain twin of a graph of noise and weights: what it made is made again at every call."""
+class Again:
+    """The plain twin of a graph: what was captured is made again at every call, in the contexts of its capture."""
 
-    class Again:
-        made = 0
+    made = 0
 
-        def __init__(self, make: Callable[[], Any], generator: Generator | None, stream: object) -> None:
-            self._make, self.generator = make, generator
-            Again.made += 1
+    def __init__(self, make: Callable[[], Any], generator: Generator | None, stream: object) -> None:
+        self._make, self.generator = make, generator
+        self._autocast = torch.is_autocast_enabled("cpu")
+        Again.made += 1
 
-        def __call__(self) -> Any:
+    def __call__(self) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
             return self._make()
 
-        possible = staticmethod(lambda device, generator: True)
+    possible = staticmethod(lambda device, generator: True)
 
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU on a CPU, graphs included; all but streams."""
+    monkeypatch.setattr(Again, "made", 0)
+    monkeypatch.setattr(engine, "Captured", Again)
+    monkeypatch.setattr(graphed, "Captured", Again)
+    monkeypatch.setattr(Steady, "suits", staticmethod(lambda model: True))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+
+
+def test_rows_of_draws_are_captured_for_a_generator_that_comes_again(
+    twins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     init, whole = engine.Call.__init__, engine.Call._unmatched
 
     def aside(self: Any, *args: Any) -> None:
@@ -314,21 +435,113 @@ def test_rows_of_draws_are_captured_for_a_generator_that_comes_again(monkeypatch
 
     monkeypatch.setattr(engine.Call, "__init__", aside)
     monkeypatch.setattr(engine.Call, "_race", lambda self, running, draws, most: whole(self, running, draws, most))
-    monkeypatch.setattr(engine, "Captured", Again)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(Steady, "suits", staticmethod(lambda model: True))
     monkeypatch.setattr(Draws, "in_rows", property(lambda self: True))
-    monkeypatch.setattr(known.Graphed, "suits", staticmethod(lambda model, modules: False))
+    monkeypatch.setattr(Graphed, "suits", staticmethod(lambda model, modules: False))
     model, x, generator = headed(), torch.randn(5, 6).double(), seeded()
     serving = byov.Serving(model, 9, keep=True)
-    for call, (which, made) in enumerate(
-        [(generator, 0), (generator, 1), (seeded(), 1), (generator, 1), (generator, 1)]
-    ):
+    calls = [(generator, 0), (generator, 1), (seeded(), 1), (generator, 1), (generator, 1)]
+    for call, (which, made) in enumerate(calls):
         found = serving(x, which.manual_seed(call))
         assert Again.made == made
         expected = byov.predict(model, x, 9, "loop", generator=seeded(call), keep=True)
         assert_close(found.draws, expected.draws, rtol=0, atol=1e-12)
         spread(model)
+
+    def fails(self: Again, *args: Any) -> None:
+        raise RuntimeError("cannot be captured")
+
+    monkeypatch.setattr(Again, "__init__", fails)
+    serving, expected = (
+        byov.Serving(model, 9, keep=True),
+        byov.predict(model, x, 9, "loop", generator=seeded(), keep=True),
+    )
+    for _ in range(3):
+        assert_close(serving(x, generator.manual_seed(7)).draws, expected.draws, rtol=0, atol=1e-12)
+
+
+class TestTwinOfAGraph:
+    """A draw and its pass, captured: which batches, contexts and networks a kept one serves."""
+
+    @pytest.fixture(autouse=True)
+    def everywhere(self, twins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Now:
+            def __init__(self, model: nn.Module) -> None:
+                self.begun = 0
+
+            def begin(self) -> None:
+                self.begun += 1
+
+            def host_is_slow(self) -> bool:
+                assert self.begun == 2
+                return TestTwinOfAGraph.slow
+
+        def capture(cls: Any, draws: Draws, forward: Any) -> Any:
+            return forward.one(draws.next()), cls(draws, forward, None, modules_of(forward.model))
+
+        monkeypatch.setattr(engine, "Pace", Now)
+        monkeypatch.setattr(TestTwinOfAGraph, "slow", True)
+        monkeypatch.setattr(Graphed, "suits", staticmethod(lambda model, modules: True))
+        monkeypatch.setattr(Graphed, "capture", classmethod(capture))
+
+    slow = True
+
+    def model(self, between: Any = None) -> byov.BayesianModule:
+        torch.manual_seed(0)
+        return byov.bayesianize(Headed() if between is None else Headed(between), byov.Gaussian(-1.0))
+
+    def call(self, serving: byov.Serving, x: Tensor, generator: Generator, autocast: bool = False) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = serving(x, generator.manual_seed(7))
+            made = Again.made
+            expected = byov.predict(serving.model, x, 12, "loop", generator=seeded(), keep=True)
+            Again.made = made  # not counting its own
+        assert_close(found.draws, expected.draws, rtol=0, atol=1e-5)
+
+    def test_it_follows_the_weights(self) -> None:
+        serving, generator = byov.Serving(self.model(), 12, keep=True), seeded()
+        for _ in range(4):
+            self.call(serving, torch.randn(5, 6), generator)
+            assert Again.made == 1
+            spread(serving.model)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "order", [[("a", False), ("a", False), ("a", True)], [("a", True), ("b", False), ("a", False), ("a", True)]]
+    )
+    def test_other_contexts_have_another(self, order: list[tuple[str, bool]]) -> None:
+        serving, generator, x = byov.Serving(self.model(), 12, keep=True), seeded(), torch.randn(5, 6)
+        for name, autocast in order:
+            self.call(serving, x if name == "a" else x[:4], generator, autocast)
+
+    def test_shapes_that_were_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(known, "SHAPES", 2)
+        serving, generator, x = byov.Serving(self.model(), 12, keep=True), seeded(), torch.randn(5, 6)
+        self.call(serving, x, generator)
+        monkeypatch.setattr(TestTwinOfAGraph, "slow", False)
+        for size in (2, 3, 4, 5, 5):
+            self.call(serving, x[:size], generator)
+        assert Again.made == 1
+
+    def test_an_attribute_that_another_batch_has_replaced(self) -> None:
+        """A graph reads what was there; so it holds it, and is made anew where the network has something else."""
+
+        def by_shape(net: Headed, x: Tensor) -> Tensor:
+            if net.cache is None or len(net.cache) != len(x):  # type: ignore[arg-type]
+                net.cache = torch.full((len(x), 1), 2.0)  # type: ignore[assignment]
+            return x * net.cache
+
+        model = self.model(by_shape).eval()
+        serving, generator, x = byov.Serving(model, 12, keep=True), seeded(), torch.randn(5, 6)
+        self.call(serving, x, generator)
+        first = model.net.cache  # type: ignore[union-attr]
+        self.call(serving, x, generator)
+        assert Again.made == 1
+        assert serving._known is not None
+        graph = serving._known.graph
+        assert graph is not None
+        assert graph.serves(generator)
+        assert any(held is first for held in graph._attributes)
+        model.net.cache = torch.full((5, 1), 3.0)  # type: ignore[union-attr,assignment]
+        assert not graph.serves(generator)
 
 
 # CUDA graphs

@@ -149,3 +149,23 @@ def test_a_prediction_prints_in_one_line() -> None:
     model, x = line()
     assert repr(byov.predict(model, x, 3, task="regression")) == "Prediction(mean (3, 1), draws: 3, strategy: loop)"
     assert "on average" in repr(byov.predict(model, x, 30, task="regression", tolerance=0.1))
+
+
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
+def test_sparse_inputs(strategy: Any) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(x, self.out.weight.t()) + self.out.bias
+
+    torch.manual_seed(0)
+    model, x = byov.bayesianize(Sparse(), byov.Gaussian(-2.0)), torch.randn(5, 6).relu()
+    dense = byov.bayesianize(nn.Linear(6, 3), byov.Gaussian(-2.0))
+    dense.q.load_state_dict(model.q.state_dict())
+    expected = byov.predict(dense, x, 6, "loop", generator=Generator().manual_seed(0)).mean
+    for sparse in (x.to_sparse_csr(), x.to_sparse()):
+        found = byov.predict(model, sparse, 6, strategy, generator=Generator().manual_seed(0))
+        torch.testing.assert_close(found.mean, expected)

@@ -178,6 +178,9 @@ def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:
     return _BiasGELU.apply(h, bias)
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def pays(mlp: Mlp, x: Tensor) -> bool:
     """Whether `bias_gelu` gains anything here: in a compiled training step on a GPU, in 16 bits, of the usual MLP.
 
@@ -188,7 +191,7 @@ def pays(mlp: Mlp, x: Tensor) -> bool:
     fc1, act = mlp.fc1, mlp.act
     if type(fc1) is not nn.Linear or fc1.bias is None or type(act) is not nn.GELU or act.approximate != "none":
         return False
-    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in (fc1, act)):
+    if any(getattr(layer, hooks) for layer in (fc1, act) for hooks in _HOOKS):
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else fc1.weight.dtype
     return dtype in (torch.bfloat16, torch.float16)

@@ -19,7 +19,8 @@ HAS_TRITON = find_spec("triton") is not None  # not on macOS, nor with PyTorch's
 def pays(mean: Tensor, generator: Generator | None) -> bool:
     """Whether draws around this μ are made by the kernel: compiled, on a GPU, from the global generator.
 
-    A generator's noise is `normal`'s, the same compiled or not.
+    A generator's noise is `normal`'s, the same compiled or not. A compiled `torch.vmap` over a model in train mode does
+    not work with the kernel, for which it has no rule, and cannot be told in a way that PyTorch 2.11 traces.
     """
     if not (HAS_TRITON and torch.compiler.is_compiling()) or generator is not None:
         return False

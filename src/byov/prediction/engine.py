@@ -119,7 +119,7 @@ class Call:
             if look.graphs is not None:
                 self.graphs, self.pace = self.graphs and look.graphs, None
             if self.graphs and self.graph is not None and self.graph.takes(x):
-                values = self._replayed(batch, self.graph)
+                values, self.pace, look.graphs = self._replayed(batch, self.graph), None, True
             else:
                 if weights is None and self.draws is not None:
                     weights = self.draws.next()
@@ -151,9 +151,8 @@ class Call:
             return 1
         if self.strategy == "auto":
             return self._race(running, draws, most)
-        weights = draws.several(draws.noises(chunk := min(self._chunk(running), most)))
-        for batch in running:
-            batch.take(self._batched(batch, weights))
+        noises = draws.noises(chunk := min(self._chunk(running), most))
+        self._batched(running, draws, noises, draws.several(noises), chunk)
         return chunk
 
     def _graphed(self, batch: Running, draws: Draws) -> Tensor:
@@ -180,13 +179,18 @@ class Call:
             self.graph_of = batch
         return graph().clone()  # the next one is written to the same memory
 
-    @staticmethod
-    def _batched(batch: Running, weights: Weights) -> Tensor:
+    def _batched(self, waiting: list[Running], draws: Draws, noises: list[Noise], stacked: Weights, count: int) -> None:
+        """Take the batches through stacked draws; and where these cannot be batched one by one, unless asked not to."""
         try:
-            return batch.forward.several(weights)
+            while waiting:
+                waiting[0].take(waiting[0].forward.several(stacked))
+                waiting = waiting[1:]
         except _NO_BATCHING as error:
-            what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(f"vmap cannot batch this network's draws, 'loop' and 'auto' can: {what}") from error
+            if self.settings.strategy == "vmap":
+                what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise ValueError(f"vmap cannot batch this network's draws, 'loop' and 'auto' can: {what}") from error
+            self.strategy = "loop"
+            self._one_by_one(waiting, draws, noises, count)
 
     def _race(self, running: list[Running], draws: Draws, most: int) -> int:
         """Time one draw, then a chunk of batched ones, on the first batch; the others take the faster.
@@ -234,14 +238,8 @@ class Call:
         made = [*first]
         # The first time as made beside the pass; anew only where a network has written into them.
         stacked = Weights(lambda: made.pop() if made else draws.several(noises)())
-        self.strategy, waiting = "vmap", running
-        try:
-            while waiting:
-                waiting[0].take(waiting[0].forward.several(stacked))
-                waiting = waiting[1:]
-        except _NO_BATCHING:
-            self.strategy = "loop"
-            self._one_by_one(waiting, draws, noises, chunk)
+        self.strategy = "vmap"
+        self._batched(running, draws, noises, stacked, chunk)
         return chunk
 
     def _rows(self, draws: Draws, count: int) -> tuple[list[Noise], list[dict[str, Tensor]]]:
@@ -260,10 +258,14 @@ class Call:
         if self._aside is None:
             return make()
         known, rows = self.known, self.known.rows
-        if known.again and draws.in_rows and Captured.possible(known.device, draws.generator):
+        if rows.possible and known.again and draws.in_rows and Captured.possible(known.device, draws.generator):
             if rows.captured is None or rows.count != count or rows.captured.generator is not draws.generator:
                 rows.captured = None  # its memory goes before more is asked for
-                rows.count, rows.captured = count, Captured(make, draws.generator, torch.cuda.Stream(known.device))
+                try:
+                    rows.count, rows.captured = count, Captured(make, draws.generator, torch.cuda.Stream(known.device))
+                except RuntimeError:
+                    rows.possible = False
+                    return self._aside(make)
             return self._aside(rows.captured)
         return self._aside(make)
 

@@ -62,8 +62,8 @@ class Forward:
                 handed = lambda drawn: self._under(dict(zip(tensors, drawn, strict=True)))  # noqa: E731
                 out, self.recording = record(handed, modules, inputs, tensors.values(), self.sleep and first, trust)
             self.sleep &= not self.recording.settling
-            if first and self.recording.sound and not compiled(modules):
-                self.look.given = self.recording.given
+            if first and not compiled(modules):
+                self.look.given = self.recording.given if self.recording.sound else None
             self.recording.settling &= first
         else:
             out = again(lambda: self._under(tensors), self.recording, tensors.values())

@@ -20,7 +20,8 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws
 from byov.prediction.forward import Forward
-from byov.prediction.inputs import Batch, device_of, named, signature
+from byov.prediction.inputs import Batch, device_of, named
+from byov.prediction.look import kind_of
 from byov.prediction.state import (
     attributes_of,
     holds_parameters,
@@ -43,11 +44,11 @@ class Graphed:
     """The passes on batches of one shape under fresh draws; `capture` says whether there can be such a thing."""
 
     def __init__(self, draws: Draws, forward: Forward, stream: torch.cuda.Stream, modules: list[nn.Module]) -> None:
-        self._signature = signature(forward.x)
-        x = forward.x
+        self._kind, x = kind_of(forward.x), forward.x
         self._x: Batch = x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
         self._modules = modules
-        self._places = self._now()
+        # Held, and not only to be compared: a tensor that is gone leaves its memory to others, and a graph reads it.
+        self._attributes, self._places = attributes_of(modules), self._now()
         here = Forward(forward.model, self._x, forward.task, watch=False, handover=forward.handover)
         self._captured = Captured(lambda: here.one(draws.next()), draws.generator, stream)
 
@@ -96,16 +97,18 @@ class Graphed:
                 return values, None
 
     def serves(self, generator: Generator | None) -> bool:
-        """Whether it draws from this generator, and the network's buffers are still where it reads them."""
-        return self._captured.generator is generator and self._places == self._now()
+        """Whether it draws from this generator, and the modules still hold what it reads, where it reads it."""
+        if self._captured.generator is not generator or self._places != self._now():
+            return False
+        return unchanged(self._attributes, attributes_of(self._modules))
 
     def _now(self) -> list[tuple[int, int]]:
         buffers = [buffer for module in self._modules for buffer in module._buffers.values() if buffer is not None]
         return [(id(buffer), place(buffer)) for buffer in buffers]
 
     def takes(self, x: Batch) -> bool:
-        """Whether a batch has the shape that was captured."""
-        return signature(x) == self._signature
+        """Whether a batch is of the kind that was captured, in the present contexts."""
+        return kind_of(x) == self._kind
 
     def fill(self, x: Batch) -> None:
         """Go on with another batch."""

@@ -76,4 +76,5 @@ def named(x: Batch) -> Mapping[str, Tensor]:
 
 def signature(x: Batch) -> tuple[tuple[Any, ...], ...]:
     """What batches have in common that a network takes in the same way."""
-    return tuple((name, t.shape, t.stride(), t.dtype) for name, t in named(x).items())
+    place = lambda t: t.stride() if t.layout is torch.strided else t.layout  # noqa: E731
+    return tuple((name, t.shape, place(t), t.dtype) for name, t in named(x).items())

@@ -14,9 +14,9 @@ from byov.prediction.captured import Captured
 from byov.prediction.draws import Draws
 from byov.prediction.graphed import Graphed
 from byov.prediction.handover import Handover
-from byov.prediction.inputs import Batch, device_of, signature
-from byov.prediction.look import Look
-from byov.prediction.state import compiled, context, holds_parameters, modules_of
+from byov.prediction.inputs import Batch, device_of
+from byov.prediction.look import Look, kind_of
+from byov.prediction.state import compiled, holds_parameters, modules_of, place
 
 SHAPES = 64
 """Of so many kinds of batches something is known at a time: who has more has no two alike."""
@@ -28,6 +28,7 @@ class Rows:
 
     count: int = 0
     captured: Captured[tuple[list[Noise], list[dict[str, Tensor]]]] | None = None
+    possible: bool = True
 
 
 class Known:
@@ -35,8 +36,7 @@ class Known:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.net = modules_of(model.net if isinstance(model, BayesianModule) else model)
-        self.modules = modules_of(model, self.net) if isinstance(model, BayesianModule) else self.net
+        self._walk()
         self.fresh = True
         """Whether the modules have just been gone through: a pass may change them."""
         self.again = False
@@ -50,6 +50,7 @@ class Known:
         self._draws: Draws | None = None
         self._looks: dict[Any, Look] = {}
         self._places: list[Any] | None = None
+        self._calls = 0
 
     @cached_property
     def compiled(self) -> bool:
@@ -71,16 +72,26 @@ class Known:
 
     def look(self, x: Batch) -> Look:
         """What is known of batches like this one, in the present contexts."""
-        key = (*signature(x), context())
+        key = kind_of(x)
         if key not in self._looks and len(self._looks) == SHAPES:
             self._looks.clear()
         return self._looks.setdefault(key, Look())
 
     def keep(self) -> None:
         """The call is over, and another may come."""
-        self.fresh = False
+        self._calls += 1
         if self._places is None:
             self._places = self._now()
+
+    def begin(self) -> None:
+        """Another call has come; what the first one added to the modules, as lazy ones are, belongs to them."""
+        if self._calls == 1:
+            self._walk()
+
+    def _walk(self) -> None:
+        model = self._model
+        self.net = modules_of(model.net if isinstance(model, BayesianModule) else model)
+        self.modules = modules_of(model, self.net) if isinstance(model, BayesianModule) else self.net
 
     def moved(self) -> bool:
         """Whether the posterior lies elsewhere, as after `model.to`: what a draw holds of it is then another's."""
@@ -91,4 +102,4 @@ class Known:
         if not isinstance(self._model, BayesianModule):
             return [device_of(self._model)]
         roles = [role for factor in self._model.factors for role in factor._parameters.values()]
-        return [(id(role), role.data_ptr()) for role in roles if role is not None]
+        return [(id(role), place(role), role.dtype) for role in roles if role is not None]

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
+
+from byov.prediction.inputs import Batch, signature
+from byov.prediction.state import context
+
+
+def kind_of(x: Batch) -> tuple[Any, ...]:
+    """What batches have in common that a network takes in the same way: their shapes, and the contexts of now."""
+    return (*signature(x), context())
 
 
 @dataclass

@@ -32,6 +32,7 @@ from byov.prediction.state import (
     random_state,
     same_state,
     set_torch_state,
+    torch_state,
     unchanged,
 )
 from byov.prediction.tree import BARE, At, leaves_of, map_leaves, tensors_in
@@ -100,7 +101,7 @@ class _Drawn(ref[Tensor]):
 class _Record(TorchFunctionMode):
     """Fixed calls, most of them where it matters, should cost next to nothing more than the call."""
 
-    def __init__(self, noise: Sequence[Tensor], given: list[Tensor], trust: bool = False) -> None:
+    def __init__(self, noise: Sequence[Tensor], given: list[Tensor]) -> None:
         super().__init__()
         self.recording = Recording()
         # By id: a reference, since an id may come again once its tensor is gone; one with a number if it is random.
@@ -113,7 +114,7 @@ class _Record(TorchFunctionMode):
         """Seconds: when the pass began, how long it slept, and how long it took."""
         self.context = context()
         # Weights, buffers and inputs. They are there in every pass, and no pass may have written to them at its end.
-        self.given, self.given_then = given, None if trust else self._versions(given)
+        self.given, self.given_then = given, self._versions(given)
         self.read: list[tuple[Tensor, int]] = []
         self.versions = dict(map(self._state, noise))
 
@@ -238,7 +239,7 @@ class _Record(TorchFunctionMode):
         leaves = list(leaves_of(out))
         if not all(isinstance(t, Tensor) and self.known.get(id(t), _UNKNOWN)() is t for t in leaves):
             recording.sound, self.stranger = False, self.asleep or self.slept > 0
-        recording.sound &= self.given_then is None or self.given_then == self._versions(self.given)
+        recording.sound &= self.given_then == self._versions(self.given)
         recording.sound &= all(self._version(tensor) == version for tensor, version in self.read)
         recording.settling = self.stranger or (recording.sound and not settled)
         recording.sound &= settled
@@ -340,14 +341,16 @@ def record(
     or in an object that it holds, and computes something else in the next. With `sleep` it watches only from the first
     call on that the noise takes part in, and a generator that the network holds elsewhere is one more such thing.
 
-    `trust` is what a recording before, which was sound, was `given`: the network is taken for what it was then, and
-    nothing around the pass is looked at, which would take the host a millisecond or two before it begins.
+    `trust` is what a recording before, which was sound, was `given`: the modules are taken for what they were then, and
+    not looked at, which would take the host a millisecond or two before the pass begins.
     """
     if trust is not None:
-        inputs, noise = list(inputs), list(noise)
-        mode = _Record(noise, [*inputs, *trust], trust=True)
+        noise, state = list(noise), torch_state()
+        mode = _Record(noise, [*inputs, *trust])
         mode.recording.given = trust
-        return (out := _run(forward, mode, noise, sleep)), mode.finish(out, settled=True)
+        out = _run(forward, mode, noise, sleep)
+        mode.recording.sound &= same_state(state, torch_state())
+        return out, mode.finish(out, settled=True)
     noise, attributes, state = list(noise), attributes_of(modules), random_state()
     types = list(map(type, attributes))
     kinds = {kind for kind in set(types) if issubclass(kind, Tensor)}

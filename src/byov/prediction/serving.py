@@ -62,8 +62,8 @@ class Serving:
     A prediction begins with a look at the network: which of its results no draw changes, whether its passes can be
     repeated, which strategy is the faster, and on a GPU whether a pass is worth a CUDA graph, which is then kept with
     its memory. The weights may change between calls, by training or by loading others. Nothing else of the network may:
-    not its modules, nor its code, nor attributes or global variables that its passes read. After such a change make a
-    new one.
+    not its modules or their hooks, nor its code, nor attributes or global variables that its passes read. After such a
+    change make a new one.
 
     Args:
         model, samples, strategy, tolerance, task, precision, keep: as for `byov.predict`.
@@ -95,8 +95,10 @@ class Serving:
         known, self._known = self._known, None  # of a call that fails nothing is known
         if known is None or known.moved():
             known = Known(self.model)
+        known.begin()
+        own_generator, self._own = self._own, None  # a loader may call this serving, too
         if not one and generator is None:  # the same draws for every window: there has to be a way back to the first
-            generator = self._seeded(known.device)
+            generator = own_generator = _seeded(known.device, own_generator)
         with evaluating(self.model, known.modules), torch.inference_mode(False), torch.no_grad():
             call = Call(self.model, known, self._settings, generator, one)
             if one:
@@ -108,14 +110,14 @@ class Serving:
                     raise ValueError("The loader is empty: there is nothing to predict.")
                 prediction = Prediction.cat(parts)
         known.keep()
-        self._known = known
+        self._known, self._own = known, own_generator
         return prediction
 
-    def _seeded(self, device: torch.device) -> Generator:
-        """A generator by the global one; the same object at every call, because a graph is bound to it."""
-        if self._own is None or self._own.device != device:
-            self._own = Generator(device)
-        return self._own.manual_seed(int(torch.randint(1 << 62, ())))
+
+def _seeded(device: torch.device, before: Generator | None) -> Generator:
+    """A generator by the global one; where there is one before it the same object, because a graph is bound to it."""
+    generator = Generator(device) if before is None or before.device != device else before
+    return generator.manual_seed(int(torch.randint(1 << 62, ())))
 
 
 @contextmanager

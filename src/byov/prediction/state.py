@@ -103,11 +103,17 @@ def _same(now: Any, then: Any) -> bool:
     return type(now) in BARE and now == then
 
 
-def random_state(device: bool = True) -> dict[str, Any]:
-    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded; or only the host's."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+def torch_state(device: bool = True) -> dict[str, Any]:
+    """Where torch's global random streams are."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if device and torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def random_state(device: bool = True) -> dict[str, Any]:
+    """Where the global random streams are: torch's, Python's, and numpy's where it is loaded; or only the host's."""
+    state = torch_state(device) | {"python": random.getstate()}
     if "numpy" in sys.modules:
         whole = sys.modules["numpy"].random.get_state(legacy=False)
         inner = [value.tobytes() if hasattr(value, "tobytes") else value for value in whole["state"].values()]
