@@ -69,6 +69,24 @@ class Tied(nn.Module):
         return self.out(torch.tanh(self.norm(self.embed(tokens)))).transpose(1, 2)
 
 
+class Headed(nn.Module):
+    """Features, whatever is done to them, and a head, which alone is random."""
+
+    def __init__(self, between: Callable[[Any, Tensor], Tensor] = lambda net, x: x, width: int = 32) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, width), nn.Tanh()), nn.Linear(width, 3)
+        self.between, self.calls, self.cache = between, 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self, self.body(x)))
+
+
+def headed(between: Any = None) -> byov.BayesianModule:
+    torch.manual_seed(0)
+    net = Headed() if between is None else Headed(between)
+    return byov.bayesianize(net, {byov.output_layer: byov.Gaussian(-1.0)}).double()
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp-batchnorm": (mlp, lambda: torch.randn(5, 6)),
     "resnet18": (NarrowResNet18, lambda: torch.randn(4, 3, 32, 32)),
