@@ -81,7 +81,7 @@ def test_under_draws_the_average_is_fitted() -> None:
     assert nll(average.detach().float(), y[:300]) < nll(theirs, y[:300]) - 0.01
     once, thrice = linear_probe(x[:300], y[:300]), linear_probe(x[:300].repeat(3, 1, 1), y[:300])
     assert once.l2 == thrice.l2
-    # At a strength where the tolerance determines the fit: it chooses 1e-6, where rounding decides by which way it ends.
+    # At a strength where the tolerance determines the fit: it chooses 1e-6, where rounding decides where it ends.
     once, thrice = (linear_probe(draws, y[:300], l2=0.01) for draws in (x[:300], x[:300].repeat(3, 1, 1)))
     torch.testing.assert_close(once.probabilities(x), thrice.probabilities(x), atol=1e-4, rtol=0)
 
