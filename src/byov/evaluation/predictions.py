@@ -18,7 +18,7 @@ from byov.data import Batches, FolderSet, ImageSet
 from byov.evaluation.predictors import Predictor
 from byov.posterior.random import stream
 from byov.prediction import Prediction, predict
-from byov.prediction.settings import Strategy
+from byov.prediction.predict import Strategy
 from byov.ssl.probe import READ
 
 NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_information")

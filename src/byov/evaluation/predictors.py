@@ -13,8 +13,8 @@ from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction import Prediction, predict
 from byov.prediction.inputs import device_of
+from byov.prediction.predict import Strategy
 from byov.prediction.result import Moments
-from byov.prediction.settings import Strategy
 from byov.ssl.probe import READ, Probe
 
 

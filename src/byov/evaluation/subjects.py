@@ -15,7 +15,7 @@ from byov.data import ImageSet
 from byov.evaluation.predictors import Classifier, Predictor, Probed
 from byov.models.entry import resolve
 from byov.posterior.module import BayesianModule
-from byov.prediction.settings import Strategy
+from byov.prediction.predict import Strategy
 from byov.ssl import pretrain
 from byov.ssl.byol import BYOL
 from byov.ssl.features import Encoder

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
 from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
 from byov.exploration.ranks import spearman
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
+from byov.prediction.resident import Resident
 from byov.prediction.result import Moments
 
 if TYPE_CHECKING:
@@ -74,24 +74,26 @@ def noise_variance(
         )
     if samples < 2 or not noise or min(noise) < 0:
         raise ValueError("Variance under noise needs at least two draws, and strengths of noise from 0.")
-    chain = _Chain(model.net, stages).eval()
     device = next(model.q.parameters()).device
     eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
     generator = Generator(device).manual_seed(stream(seed, 1))
     shift, scale = (None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (mean, std))
     moments = [[Moments("regression") for _ in noise] for _ in stages]
-    for _ in range(samples):
-        weights = {f"net.{name}": tensor for name, tensor in model.tensors(model.noise(generator)).items()}
-        for level, strength in enumerate(noise):
-            outputs: list[list[Tensor]] = [[] for _ in stages]
-            for part, noisy in zip(images.split(batch_size), eps.split(batch_size), strict=True):
-                x = (part.float() + strength * noisy).clamp_(0.0, 1.0).to(device)
-                x = x if shift is None else x - shift
-                x = x if scale is None else x / scale
-                for out, got in zip(outputs, functional_call(chain, weights, (x,)), strict=True):
-                    out.append(got.float().flatten(1))
-            for stage, out in enumerate(outputs):
-                moments[stage][level].update(torch.cat(out)[None])
+    resident = Resident(model)
+    with resident.installed():
+        for _ in range(samples):
+            resident.write(model.noise(generator))
+            for level, strength in enumerate(noise):
+                outputs: list[list[Tensor]] = [[] for _ in stages]
+                for part, noisy in zip(images.split(batch_size), eps.split(batch_size), strict=True):
+                    x = (part.float() + strength * noisy).clamp_(0.0, 1.0).to(device)
+                    x = x if shift is None else x - shift
+                    x = x if scale is None else x / scale
+                    for out, stage in zip(outputs, stages, strict=True):
+                        x = getattr(model.net, stage)(x)
+                        out.append(x.float().flatten(1))
+                for row, out in zip(moments, outputs, strict=True):
+                    row[level].update(torch.cat(out)[None])
     variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
     varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
     if not varied:
@@ -103,21 +105,6 @@ def noise_variance(
     }
     variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
     return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
-
-
-class _Chain(nn.Module):
-    """The stages one after the other, called through the whole network: a draw hands its tensors over by its names."""
-
-    def __init__(self, net: nn.Module, stages: Sequence[str]) -> None:
-        super().__init__()
-        self.net, self.stages = net, tuple(stages)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        outputs = []
-        for stage in self.stages:
-            x = getattr(self.net, stage)(x)
-            outputs.append(x)
-        return outputs
 
 
 @styled

@@ -2,12 +2,10 @@
 
 from typing import Literal
 
-import torch
 from timm.layers import trunc_normal_
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 
-from byov.models.gelu import MLP
 from byov.models.patches import Patches
 
 SIZES = {  # width, depth, heads
@@ -19,15 +17,6 @@ SIZES = {  # width, depth, heads
 }
 
 
-class Stream(nn.Module):
-    """Where the residual stream begins: inside autocast it is cast to autocast's type, and every sum then keeps it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        inside = kind != "meta" and torch.is_autocast_enabled(kind)
-        return x.to(torch.get_autocast_dtype(kind)) if inside else x
-
-
 def vit(
     size: str = "mini",
     classes: int = 10,
@@ -36,23 +25,17 @@ def vit(
     patch: int = 4,
     pool: Literal["token", "avg"] = "token",
     drop_path: float = 0.0,
-    stream: Literal["float32", "autocast"] = "float32",
 ) -> VisionTransformer:
     """A ViT of a named size: nano 64×4, mini 192×6, ti 192×12, s 384×12 or b 768×12 (width × depth).
 
     Every weight, the class token and the position embedding are drawn from trunc_normal(std 0.02), biases start at zero
     and norms at one. timm's own initialisation leaves the patch-embedding convolution at PyTorch's default, an order of
     magnitude wider, which a Gaussian posterior with one prior for all weights would notice. `classes=0` gives features.
-
-    `stream="autocast"` keeps the residual stream, inside autocast, in its type: LayerNorms then read half as much, and
-    the stream's sums are rounded to bfloat16, as most language models are trained. The weights are the same.
     """
     if size not in SIZES:
         raise ValueError(f"A ViT's size is one of {', '.join(SIZES)}, not {size!r}.")
     if image_size % patch:
         raise ValueError(f"A patch of {patch} pixels does not divide images of {image_size} pixels.")
-    if stream not in ("float32", "autocast"):
-        raise ValueError(f"A ViT's residual stream is in 'float32' or 'autocast', not {stream!r}.")
     width, depth, heads = SIZES[size]
     net = VisionTransformer(
         img_size=image_size,
@@ -65,11 +48,8 @@ def vit(
         num_heads=heads,
         drop_path_rate=drop_path,
         class_token=pool == "token",
-        mlp_layer=MLP,
     )
     net.patch_embed.proj = Patches(channels, width, patch)
-    if stream == "autocast":
-        net.norm_pre = Stream()
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             trunc_normal_(module.weight, std=0.02)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from byov.posterior.family import Family, Noise
 from byov.posterior.layout import Layout
-from byov.posterior.solid import solid
+from byov.posterior.materialize import materialize
 
 
 class Factor(nn.Module):
@@ -54,15 +54,21 @@ class Factor(nn.Module):
 
     def draw(self, noise: Noise) -> dict[str, Tensor]:
         """One draw by name, tied weights under each of their names, an ensemble's buffers with it."""
-        flat = solid(self.family.draw(self.roles, self.cells, noise))
-        named = self.layout.with_ties(self.layout.split(flat))
-        for name in self.buffer_names:
-            named[name] = self._stack(name).index_select(0, self._component(noise)).squeeze(0)
-        return named
+        flat = materialize(self.flat_draw(noise))
+        return {**self.layout.with_ties(self.layout.split(flat)), **self.drawn_buffers(noise)}
 
     def at_mean(self) -> dict[str, Tensor]:
         """The posterior mean by name, as `draw` gives a draw."""
-        named = self.layout.with_ties(self.layout.split(self.flat_mean()))
+        return {**self.layout.with_ties(self.layout.split(self.flat_mean())), **self.mean_buffers()}
+
+    def drawn_buffers(self, noise: Noise) -> dict[str, Tensor]:
+        """The buffers of the component that the noise chooses, by name."""
+        names = self.buffer_names
+        return {n: self._stack(n).index_select(0, self._component(noise)).squeeze(0) for n in names}
+
+    def mean_buffers(self) -> dict[str, Tensor]:
+        """The components' buffers averaged, by name; whole numbers rounded."""
+        named: dict[str, Tensor] = {}
         for name in self.buffer_names:
             stack, average = self._stack(name), self._average
             floating = stack.is_floating_point()
@@ -74,6 +80,9 @@ class Factor(nn.Module):
         """Write back what a forward pass in train mode did to the buffers of the component it drew."""
         for name in self.buffer_names:
             self._stack(name).index_copy_(0, self._component(noise), named[name].unsqueeze(0))
+
+    def flat_draw(self, noise: Noise) -> Tensor:
+        return self.family.draw(self.roles, self.cells, noise)
 
     def flat_mean(self) -> Tensor:
         return self.family.mean(self.roles, self.cells)

@@ -9,6 +9,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from byov.posterior.materialize import split
+
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LOOKUP = (nn.Embedding, nn.EmbeddingBag)
@@ -84,10 +86,10 @@ class Layout:
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of a flat tensor; leading dimensions (draws, components) are kept.
 
-        One `torch.split`, whose backward is one `cat`; slicing would give a full-size gradient per parameter.
+        One split, whose backward is one `cat`; slicing would give a full-size gradient per parameter.
         """
         lead = flat.shape[:-1]
-        parts = torch.split(flat, self.sizes, dim=-1)
+        parts = split(flat, self.sizes)
         return {
             slot.name: part if len(slot.shape) == 1 else part.view((*lead, *slot.shape))
             for slot, part in zip(self.slots, parts, strict=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,13 @@ from byov.posterior.family import Noise
 from byov.posterior.prior import Prior
 from byov.posterior.random import stream
 from byov.posterior.spec import Spec
+
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def lock_of(model: nn.Module) -> Any:
+    """The lock that a thread holds while a draw stands in the model's network; it may take it again."""
+    return _LOCKS.setdefault(model, RLock())
 
 
 def several_processes() -> bool:
@@ -111,7 +120,9 @@ class BayesianModule(nn.Module):
         if noise is None and self.training and not self._at_mean:
             noise = self.noise()
         tensors = self.tensors(noise)
-        out = functional_call(self.net, tensors, args, kwargs)
+        # Two threads in one network would meet each other's draws, and leave them behind.
+        with nullcontext() if torch.compiler.is_compiling() else lock_of(self):
+            out = functional_call(self.net, tensors, args, kwargs)
         if self.training and noise is not None:
             for factor, part in zip(self.factors, noise, strict=True):
                 factor.keep_buffers(part, tensors)
@@ -160,7 +171,7 @@ class BayesianModule(nn.Module):
         if not isinstance(prior, Prior):
             raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
         total = torch.stack(
-            [factor.kl(*prior.moments(i, factor.layout)).float() for i, factor in enumerate(self.factors)]
+            [factor.kl(*prior.moments(i, factor.layout)) for i, factor in enumerate(self.factors)]
         ).sum()
         if points:
             for i, (_, point) in enumerate(self.points(), start=len(self.q)):
@@ -199,6 +210,10 @@ class BayesianModule(nn.Module):
     def spec(self) -> Spec:
         """What a state must agree on to be loaded here: families, parameters and the kind of prior."""
         return Spec.of(self)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with lock_of(self):  # not while a prediction's draw stands in the network
+            return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> Tensor:
         return self.spec().encode()

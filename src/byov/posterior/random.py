@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Generator, Tensor
-
-from byov.posterior import blocks
 
 
 def _place(like: Tensor, generator: Generator | None) -> torch.device:
@@ -16,22 +13,8 @@ def _place(like: Tensor, generator: Generator | None) -> torch.device:
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Standard normal noise in the dtype of `like`.
-
-    torch draws on one core of a CPU. Noise for millions of weights is therefore cut into blocks with streams of their
-    own, whose seeds the generator draws, and filled on all cores: the same numbers on any number of them.
-    """
-    place, count = _place(like, generator), prod(shape)
-    if place.type != "cpu" or not blockwise(count):
-        return torch.randn(shape, generator=generator, device=place, dtype=like.dtype).to(like.device)
-    eps = torch.empty(shape, dtype=like.dtype)
-    blocks.fill(eps.view(-1), blocks.seeds(count, generator))
-    return eps.to(like.device)
-
-
-def blockwise(count: int) -> bool:
-    """Whether so many numbers on a CPU are drawn in blocks."""
-    return count > 2 * blocks.BLOCK and not torch.compiler.is_compiling()
+    """Standard normal noise in the dtype of `like`."""
+    return torch.randn(shape, generator=generator, device=_place(like, generator), dtype=like.dtype).to(like.device)
 
 
 def uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from byov.posterior.module import BayesianModule
-from byov.prediction.state import modules_of
 
 Batch = Tensor | Mapping[str, Tensor]
 
@@ -33,7 +32,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     inner = model.module if parallel or type(model).__name__ == "_FabricModule" else getattr(model, "_orig_mod", None)
     if isinstance(inner, nn.Module):
         return unwrap(inner)
-    if any(isinstance(module, BayesianModule) for module in modules_of(model)):
+    if any(isinstance(module, BayesianModule) for module in model.modules()):
         raise ValueError("The posterior covers only a part of this model: bayesianize the whole of it, with a rule.")
     return model
 
@@ -74,7 +73,24 @@ def named(x: Batch) -> Mapping[str, Tensor]:
     return {"": x} if isinstance(x, Tensor) else x
 
 
-def signature(x: Batch) -> tuple[tuple[Any, ...], ...]:
-    """What batches have in common that a network takes in the same way."""
-    place = lambda t: t.stride() if t.layout is torch.strided else t.layout  # noqa: E731
-    return tuple((name, t.shape, place(t), t.dtype) for name, t in named(x).items())
+def copied(x: Batch) -> Batch:
+    """A copy that a network may write into."""
+    return x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
+
+
+def written(x: Batch) -> bool:
+    """Whether anybody has written into a fresh copy."""
+    return any(tensor._version for tensor in named(x).values())
+
+
+def select(x: Batch, keep: Tensor) -> Batch:
+    """Some of the inputs of a batch."""
+    return x[keep] if isinstance(x, Tensor) else {name: tensor[keep] for name, tensor in x.items()}
+
+
+def call(net: Callable[..., Any], x: Batch) -> Tensor:
+    """The one tensor that a network returns for a batch."""
+    out = net(x) if isinstance(x, Tensor) else net(**x)
+    if not isinstance(out, Tensor):
+        raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")
+    return out

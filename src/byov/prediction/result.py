@@ -25,7 +25,7 @@ class Prediction:
         expected_entropy: the mean of the draws' entropies: aleatoric.
         mutual_information: their difference: epistemic.
         samples: how many draws it took; with a tolerance, one number per input.
-        strategy: "loop" or "vmap": what `auto` chose.
+        strategy: "loop", "vmap" or "head": what `auto` chose.
         draws: (S, N, C, …), what each draw predicted, where `keep=True` asked for it.
     """
 
@@ -80,15 +80,8 @@ class Moments:
     def update(self, values: Tensor) -> None:
         """Take in draws of the predicted values (K, N, …): probabilities, or a regression's outputs."""
         new = len(values)
-        if new == 1 and self.count > 0:
-            self._one(values[0])
-            return
-        if values.is_cuda:  # one pass over the draws where the other way has five; on a CPU it is the slower one
-            variance, mean = torch.var_mean(values, 0, correction=0)
-            square = variance * new
-        else:
-            mean = values.mean(0)
-            square = (values - mean).square().sum(0)
+        variance, mean = torch.var_mean(values, 0, correction=0)
+        square = variance * new
         entropies = torch.special.entr(values).sum((0, 2)) if self.task == "classification" else torch.empty(0)
         if self.count == 0:
             self.count, self.mean, self.square, self.entropies = new, mean, square, entropies
@@ -99,15 +92,6 @@ class Moments:
         self.square = self.square + square + delta.square() * (self.count * new / total)
         self.entropies = self.entropies + entropies
         self.count = total
-
-    def _one(self, value: Tensor) -> None:
-        """Welford's update, which Chan's is for a single draw: half of the operations."""
-        delta = value - self.mean
-        self.mean = self.mean.add(delta, alpha=1 / (self.count + 1))
-        self.square = self.square.addcmul(delta, delta, value=self.count / (self.count + 1))
-        if self.task == "classification":
-            self.entropies = self.entropies + torch.special.entr(value).sum(1)
-        self.count += 1
 
     def take(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""
@@ -143,3 +127,66 @@ class Moments:
             "expected_entropy": aleatoric,
             "mutual_information": gaussian - aleatoric,
         }
+
+
+class Running:
+    """A batch on its way through the draws: the moments of those it has seen, and which of its inputs have stopped."""
+
+    def __init__(self, size: int, task: Task, precision: float | None, keep: bool) -> None:
+        self.size, self.task, self.precision, self.keep = size, task, precision, keep
+        self.moments, self.open = Moments(task), torch.arange(size)
+        self._kept: list[Tensor] = []
+        self._stopped: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
+
+    @property
+    def count(self) -> int:
+        return self.moments.count
+
+    def take(self, outputs: Tensor) -> None:
+        """Take in what the network returns under some draws (K, N, …)."""
+        values = self._values(outputs)
+        self.moments.update(values)
+        if self.keep:
+            self._kept.append(values)
+
+    def _values(self, outputs: Tensor) -> Tensor:
+        """Probabilities, or a regression's outputs: in float32 at least, and in memory of their own."""
+        shape = tuple(outputs.shape[1:])
+        if self.task == "classification" and len(shape) < 2:
+            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {shape}.")
+        if shape[:1] != (len(self.open),):
+            raise ValueError(f"The network returns a tensor of shape {shape} for {len(self.open)} inputs.")
+        dtype = outputs.dtype if outputs.dtype.itemsize >= 4 else torch.float32
+        return outputs.softmax(2, dtype=dtype) if self.task == "classification" else outputs.to(dtype, copy=True)
+
+    def stop(self, tolerance: float) -> Tensor:
+        """Stop the inputs whose standard error is below the tolerance; which of the open ones go on."""
+        going_on = self.moments.standard_error() >= tolerance
+        if not bool(going_on.all()):
+            here, stopped = going_on.cpu(), Moments(self.task)
+            stopped.__dict__.update(self.moments.__dict__)
+            stopped.take(~going_on)
+            self._stopped.append((self.open[~here], stopped.result(self.precision), stopped.count))
+            self.open = self.open[here]
+            self.moments.take(going_on)
+        return going_on
+
+    def result(self, strategy: str, each: bool) -> Prediction:
+        """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
+        parts = [*self._stopped]
+        if len(self.open):
+            parts.append((self.open, self.moments.result(self.precision), self.count))
+        order = torch.cat([index for index, _, _ in parts]).argsort()
+        fields = {name: _joined([found[name] for _, found, _ in parts], order) for name in parts[0][1]}
+        used = torch.cat([torch.full((len(index),), count) for index, _, count in parts])[order]
+        bad = int((~fields["mean"].isfinite()).reshape(self.size, -1).any(1).sum())  # type: ignore[union-attr]
+        if bad:
+            raise ValueError(f"The network's outputs are not finite for {bad} of {self.size} inputs.")
+        draws = torch.cat(self._kept) if self._kept else None
+        return Prediction(**fields, samples=used if each else self.count, strategy=strategy, draws=draws)  # type: ignore[arg-type]
+
+
+def _joined(parts: list[Tensor | None], order: Tensor) -> Tensor | None:
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]

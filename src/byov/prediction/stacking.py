@@ -21,9 +21,10 @@ from torch import Generator, Tensor
 from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import first_of, ready
-from byov.prediction.result import Prediction, entropy
-from byov.prediction.state import evaluating, modules_of
+from byov.prediction.inputs import first_of, ready, size_of
+from byov.prediction.resident import Resident
+from byov.prediction.result import Prediction, Running, entropy
+from byov.prediction.strategies import Loop
 
 NEGLIGIBLE = 1e-4
 """A weight below this is rounded to 0, so that its draw need not be computed again."""
@@ -130,12 +131,11 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
     """The class probabilities (S, N, C) of each batch under the draws."""
-    with evaluating(model, modules_of(model)), torch.no_grad():
-        for batch in [x] if isinstance(x, Tensor) else x:
-            inputs = ready(first_of(batch) if not isinstance(batch, Tensor) else batch, model)
-            draws = []
+    resident = Resident(model)
+    for batch in [x] if isinstance(x, Tensor) else x:
+        running = Running(size_of(inputs := ready(first_of(batch), model)), "classification", None, keep=True)
+        with resident.installed(), torch.inference_mode(False), torch.no_grad():
+            draws = Loop(model.net, inputs, resident)
             for noise in noises:
-                with model.draw(noise=noise):
-                    out = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
-                draws.append((out if out.dtype.itemsize >= 4 else out.float()).softmax(1))
-            yield torch.stack(draws)
+                running.take(draws.under(noise))
+        yield running.result("loop", each=False).draws  # type: ignore[misc]

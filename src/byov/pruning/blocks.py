@@ -26,7 +26,7 @@ _UNITWISE = (
 )
 _MAPWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten)
 _TIMM_ATTENTION = {"timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"}
-_TIMM_MLP = {"timm.layers.mlp.Mlp", "byov.models.gelu.MLP"}
+_TIMM_MLP = "timm.layers.mlp.Mlp"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def _of(module: nn.Module, prefix: str) -> Iterator[Block]:
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     if kind in _TIMM_ATTENTION:
         yield from _attention(module, prefix)
-    elif kind in _TIMM_MLP:
+    elif kind == _TIMM_MLP:
         parts: Any = module
         yield from _pair(prefix, ("fc1", parts.fc1), {"norm": parts.norm}, ("fc2", parts.fc2))
     elif type(module) is nn.TransformerEncoderLayer:

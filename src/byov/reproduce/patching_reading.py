@@ -10,7 +10,6 @@ from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
 from byov.data.labelled import labelled
 from byov.data.shift import SEVERITIES
@@ -20,6 +19,7 @@ from byov.metrics import functional as metrics
 from byov.posterior import BayesianModule
 from byov.posterior.mixture import EMP, Ensemble
 from byov.posterior.random import stream
+from byov.prediction.resident import Resident
 from byov.prediction.stacking import stack
 from byov.reproduce.experiment import Context, Scale
 from byov.train.supervised import Classifier, restore
@@ -76,30 +76,23 @@ def running_means(
     Draw by draw over all inputs, so that weights are made once a draw; on a GPU compiled and in bfloat16.
     """
     device = inputs.device
+    if not isinstance(net, BayesianModule):
+        return {1: _probabilities(net.eval(), inputs, batch)}
     generator = Generator(device).manual_seed(stream(seed, 0x9A7C))
-    posterior = net if isinstance(net, BayesianModule) else None
-    body: Any = net if posterior is None else posterior.net
-    body.eval()
-    under = _under(body, compiled=device.type == "cuda" and posterior is not None)
-    total, means = torch.zeros((), device=device), {}
-    draws = draws if posterior is not None else 1
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    network: Any = torch.compile(net.net) if device.type == "cuda" else net.net  # a reading is 2,500 passes
+    total, means, resident = torch.zeros((), device=device), {}, Resident(net)
+    with resident.installed():
         for s in range(1, draws + 1):
-            tensors = {} if posterior is None else posterior.tensors(posterior.noise(generator))
-            logits = [under(tensors, part) for part in inputs.split(batch)]
-            total = total + torch.cat(logits).float().softmax(1)
+            resident.write(net.noise(generator))
+            total = total + _probabilities(network, inputs, batch)
             if s in at or s == draws:
                 means[s] = total / s
     return means
 
 
-def _under(body: nn.Module, compiled: bool) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """The network under the weights of a draw. Compiled once for all networks of a shape: a reading is 2,500 passes."""
-
-    def call(tensors: dict[str, Tensor], part: Tensor) -> Tensor:
-        return functional_call(body, tensors, (part,))
-
-    return torch.compile(call) if compiled else call
+def _probabilities(network: Callable[[Tensor], Tensor], inputs: Tensor, batch: int) -> Tensor:
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.device.type == "cuda"):
+        return torch.cat([network(part) for part in inputs.split(batch)]).float().softmax(1)
 
 
 @torch.no_grad()

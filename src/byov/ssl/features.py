@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
 from byov.posterior.family import Noise
-from byov.posterior.module import BayesianModule
+from byov.posterior.module import BayesianModule, lock_of
+from byov.prediction.resident import Resident, evaluating
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -174,15 +174,17 @@ class Encoder:
         """Features (N, D) under one draw, whose weights are made once for all images."""
         if options.get("device") is None:
             options["device"] = self.device
-        with _evaluating(self.module):
-            if self.posterior is None:
+        if self.posterior is None:
+            with lock_of(self.module), evaluating(self.module):
                 return extract(self.module, images, **options)
-            weights = {f"net.{name}": tensor for name, tensor in self.posterior.tensors(noise).items()}
-            return extract(lambda batch: functional_call(self.module, weights, (batch,)), images, **options)
+        resident = Resident(self.posterior)
+        with resident.installed():
+            resident.write(noise)
+            return extract(self.module, images, **options)
 
 
 class _Part(nn.Module):
-    """The encoder of a network, called through the whole: a posterior hands its tensors over by the whole's names."""
+    """The encoder of a network, or the whole of a network that is one."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -207,15 +209,3 @@ def _checked(features: Tensor) -> Tensor:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"An encoder returns features (N, D), not {got}.")
     return features.float()
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode again outside."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -1,0 +1,62 @@
+"""Two tensors that a compiled network must write to memory: a draw, and the flat gradient of its parts.
+
+torch.compile (Inductor) fuses a tensor into whatever reads or writes it. That is wrong for these two:
+
+- A draw θ = μ + σ·ε fused into BatchNorm's kernel over all activations is drawn anew for each of them: a third of what
+  a Gaussian adds to the training step of a ResNet-18 on an H200, and all of what EMP and ECMP add.
+- The gradient of `torch.split` is a `cat`. Inductor lets each part's gradient be written into its slice of the result.
+  Up to PyTorch 2.14 the kernel that computes the gradients of a LayerNorm's scale and bias on a GPU does not write
+  there (its "mix-order reduction", pytorch#193061), and the slice keeps what was in memory before: a wrong gradient,
+  without a word. An operator that Inductor does not look into takes the parts whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def materialize(draw: Tensor) -> Tensor:
+    """Return `draw`; inside torch.compile it is written to memory once, because a view by strides needs memory."""
+    return _Materialize.apply(draw) if torch.compiler.is_compiling() else draw
+
+
+class _Materialize(torch.autograd.Function):
+    """Its gradient by hand: that of a view by strides would not know that it is the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, draw: Tensor) -> Tensor:
+        return draw.as_strided(draw.shape, draw.stride())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def split(flat: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Cut the last dimension, as `torch.split`; inside torch.compile its gradient is right on every PyTorch."""
+    if torch.compiler.is_compiling():
+        return _Split.apply(flat, sizes)
+    return torch.split(flat, sizes, dim=-1)
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        return torch.split(flat, sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _cat(gradients), None
+
+
+@torch.library.custom_op("byov::cat_gradients", mutates_args=())
+def _cat(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, dim=-1)
+
+
+@_cat.register_fake
+def _(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, dim=-1)
