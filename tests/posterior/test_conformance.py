@@ -110,6 +110,20 @@ class TestDraws:
             assert torch.equal(model(cell.x), outer)
         assert torch.equal(model(cell.x), mean)
 
+    def test_leaving_an_inner_block_in_train_mode_goes_back_to_the_outer_one(self, cell: Cell) -> None:
+        """In train mode neither a held draw nor the mean is what a model falls back to by itself."""
+        model = cell.spread().without_drop_path().model.train()
+        noise = model.noise(seeded(1))
+        with model.draw(noise=noise):
+            outer = call(model, cell.x)
+            with model.at_mean():
+                mean = call(model, cell.x)
+            assert torch.equal(call(model, cell.x), outer)
+        with model.at_mean():
+            with model.draw(noise=noise):
+                assert torch.equal(call(model, cell.x), outer)
+            assert torch.equal(call(model, cell.x), mean)
+
     def test_an_exception_restores_everything(self, cell: Cell) -> None:
         model = cell.spread().model.eval()
         before, mean = snapshot(model), model(cell.x)

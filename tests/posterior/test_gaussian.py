@@ -163,3 +163,36 @@ def test_log_var_starts_where_it_is_told() -> None:
 def test_a_log_var_must_be_finite(log_var: float) -> None:
     with pytest.raises(ValueError, match="finite log_var"):
         byov.Gaussian(log_var)
+
+
+def prior_of(kind: str, model: byov.BayesianModule) -> byov.posterior.Prior:
+    """Each of the paper's priors away from N(0, 1), and one by name."""
+    if kind == "normal":
+        return byov.Normal(0.4, 0.3)
+    if kind == "by name":
+        mean = {name: torch.randn_like(m) for name, m in model.mean().items()}
+        return byov.Normal(mean, {name: torch.rand_like(m) + 0.1 for name, m in model.mean().items()})
+    ema = byov.EMA(model)
+    for _ in range(4):
+        shake(model, 0.3)
+        ema.update(model, 0.8)
+    return byov.TeacherMean(ema, std=0.6) if kind == "teacher-mean" else byov.TeacherNormal(ema)
+
+
+@pytest.mark.parametrize("kind", ["normal", "by name", "teacher-mean", "teacher-normal"])
+def test_the_gradient_of_the_kl_by_hand(kind: str) -> None:
+    """∂KL/∂μ = (μ − m)/s² and ∂KL/∂ρ = ½(σ²/s² − 1), for every prior."""
+    model = make()
+    prior = prior_of(kind, model)
+    mean, std = prior.moments(0, model.factors[0].layout)
+    mu, log_var = (model.factors[0].get_parameter(role) for role in ("mean", "log_var"))
+    model.kl(prior).backward()
+    torch.testing.assert_close(mu.grad, ((mu - mean) / std**2).detach())
+    torch.testing.assert_close(log_var.grad, (0.5 * (log_var.exp() / std**2 - 1)).detach())
+
+
+def test_the_kl_of_a_float64_model_is_in_float64() -> None:
+    model = make().double()
+    assert model.kl().dtype == torch.float64
+    assert model.kl().item() == pytest.approx(reference(model, by_name(model, 0), by_name(model, 1)), rel=1e-14)
+    assert make().to(torch.bfloat16).kl().dtype == torch.float32

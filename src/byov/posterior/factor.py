@@ -32,6 +32,7 @@ class Factor(nn.Module):
         for role, value in roles.items():
             self.register_parameter(role, nn.Parameter(value.detach().clone()))
         self._roles = tuple(roles)
+        self._own_gradients()
         cells = family.cells(layout)
         for name, cell in cells.items():
             self.register_buffer(f"cell_{name}", cell.to(initial.device), persistent=False)
@@ -40,6 +41,20 @@ class Factor(nn.Module):
         self.buffer_names = tuple(buffers)
         for name, value in buffers.items():
             self.register_buffer(name.replace(".", "/"), torch.stack([value] * getattr(family, "k", 1)))
+
+    def _own_gradients(self) -> None:
+        """Keep the gradients of all roles but the first in memory of their own, on a GPU.
+
+        Whoever trains the means only clears their gradients only. In a step of CUDA graphs the gradient of a
+        log-variance, left there, would lie in memory that the next step overwrites, and torch ends the training.
+        """
+        for role in self._roles[1:]:
+            if (parameter := self.get_parameter(role)).requires_grad:
+                parameter.register_hook(lambda gradient: gradient.clone() if gradient.is_cuda else gradient)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._own_gradients()  # copies of a parameter have no hooks
 
     @property
     def roles(self) -> dict[str, Tensor]:

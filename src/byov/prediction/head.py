@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
 
+from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 from byov.prediction.inputs import device_of
 
@@ -31,8 +32,7 @@ def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
     slots = [slot for factor in model.factors for slot in factor.layout.slots]
     if len({slot.layer for slot in slots}) != 1 or any(len(slot.names) > 1 for slot in slots):
         return None
-    name = slots[0].layer
-    layer = model.net.get_submodule(name)
+    layer = model.net.get_submodule(name := slots[0].layer)
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return (name, layer) if type(layer) is nn.Linear and not hooked else None
 
@@ -42,8 +42,8 @@ class Watch:
 
     def __init__(self, model: BayesianModule) -> None:
         self.model, self._found = model, last_layer(model)
-        self._calls: list[tuple[Tensor, Tensor]] = []
-        self._returned: Any = None
+        self._calls: list[tuple[Tensor, ...]] = []
+        self._written: list[int] = []
         self._repeats = False
 
     @contextmanager
@@ -52,27 +52,32 @@ class Watch:
         if self._found is None:
             yield
             return
-        modules = list(self.model.net.modules())
+        modules, device = list(self.model.net.modules()), device_of(self.model)
         # A compiled network calls no hooks. Its first pass runs as it is written.
         compiled = any(module._compiled_call_impl is not None for module in modules)
-        hooks = [
-            self._found[1].register_forward_hook(lambda _, args, out: self._calls.append((args[0], out))),
-            self.model.net.register_forward_hook(lambda _, args, out: setattr(self, "_returned", out)),
-        ]
-        before = state_of(modules, device_of(self.model))
+        hooks = [self._found[1].register_forward_hook(self._called), self.model.net.register_forward_hook(self._called)]
+        before = state_of(modules, device)
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-        self._repeats = same_state(before, state_of(modules, device_of(self.model)))
+        self._repeats = same_state(before, state_of(modules, device))
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        self._calls.append((*args, out))
+        self._written += [tensor._version for tensor in (*args, out) if isinstance(tensor, Tensor)]
 
     def head(self, generator: Generator) -> Head | None:
-        """The layer's draws, if the network has returned what the layer did; else None."""
-        if self._found is None or len(self._calls) != 1 or self._calls[0][1] is not self._returned or not self._repeats:
+        """The layer's draws, if the layer was called once and the network has returned what it gave; else None."""
+        if self._found is None or not self._repeats or len(self._calls) != 2:
             return None
-        return Head(self.model, *self._found, self._calls[0][0], generator)
+        layer, network = self._calls
+        now = [tensor._version for call in self._calls for tensor in call if isinstance(tensor, Tensor)]
+        if len(layer) != 2 or layer[1] is not network[-1] or self._written != now:  # given otherwise, or changed since
+            return None
+        return Head(self.model, *self._found, layer[0], generator)
 
 
 class Head:
@@ -93,27 +98,27 @@ class Head:
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        noises = [self.model.noise(self.generator) for _ in range(count)]
         drawn: dict[str, Tensor] = {}
-        for i, factor in enumerate(self.model.factors):
-            stacked = {key: torch.stack([noise[i][key] for noise in noises]) for key in noises[0][i]}
-            drawn |= factor.layout.split(torch.vmap(factor.flat_draw)(stacked))
-        weight, bias = (self._stacked(drawn, leaf, count) for leaf in ("weight", "bias"))
-        assert weight is not None
-        out = linear(self.inputs, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        return out.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
+        for factor, noise in zip(self.model.factors, stacked_noise(self.model, self.generator, count), strict=True):
+            drawn |= factor.layout.split(torch.vmap(factor.flat_draw)(noise))
+        weight, bias = (self._under(drawn, leaf, count) for leaf in ("weight", "bias"))
+        out = linear(self.inputs, weight.flatten(0, 1), None if bias is None else bias.flatten())  # type: ignore[union-attr]
+        return out.unflatten(-1, (count, -1)).movedim(-2, 0)
+
+    def _under(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
+        """The layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
+        name, point = f"{self.name}.{leaf}" if self.name else leaf, self.layer._parameters[leaf]
+        return drawn.get(name, None if point is None else point.expand(count, *point.shape))
 
     def select(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""
         self.inputs = self.inputs[keep]
 
-    def _stacked(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
-        """The layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
-        name = f"{self.name}.{leaf}" if self.name else leaf
-        point = self.layer._parameters[leaf]
-        if name in drawn or point is None:
-            return drawn.get(name)
-        return point.expand(count, *point.shape)
+
+def stacked_noise(model: BayesianModule, generator: Generator | None, count: int) -> list[Noise]:
+    """What is random in the next draws, by factor: each tensor (K, …)."""
+    noises = [model.noise(generator) for _ in range(count)]
+    return [{k: torch.stack([n[i][k] for n in noises]) for k in part} for i, part in enumerate(noises[0])]
 
 
 State = tuple[list[Any], list[Any], list[Tensor]]

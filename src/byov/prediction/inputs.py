@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,54 +39,38 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    return _device(model) or torch.device("cpu")
-
-
-def _device(model: nn.Module) -> torch.device | None:
-    """Where its parameters are, if it has any: a posterior's first, which are quickly found."""
+    """Where its tensors are; a posterior's own are quickly found."""
     where = model.q if isinstance(model, BayesianModule) else model
-    return next((parameter.device for parameter in where.parameters()), None)
+    return next((tensor.device for tensor in chain(where.parameters(), where.buffers())), torch.device("cpu"))
 
 
 def ready(x: Batch, model: nn.Module) -> Batch:
     """The batch on the model's device, and made an ordinary tensor where it comes from inference mode."""
-    device = _device(model)
+    device = device_of(model)
 
     def prepare(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor) or tensor.ndim == 0:
             raise TypeError(f"A batch is a tensor or a mapping of tensors (N, …), not of {tensor!r}.")
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        return tensor if device is None else tensor.to(device)
+        return (tensor.clone() if tensor.is_inference() else tensor).to(device)
 
-    return prepare(x) if isinstance(x, Tensor) else {name: prepare(tensor) for name, tensor in x.items()}
+    return mapped(prepare, x)
 
 
 def size_of(x: Batch) -> int:
     """How many inputs a batch holds: the length of its (first) tensor."""
-    size = len(x) if isinstance(x, Tensor) else next((len(tensor) for tensor in x.values()), 0)
+    size = next(map(len, tensors_of(x)), 0)
     if size == 0:
         raise ValueError("The batch is empty: there is nothing to predict.")
     return size
 
 
-def named(x: Batch) -> Mapping[str, Tensor]:
-    """The tensors of a batch by name."""
-    return {"": x} if isinstance(x, Tensor) else x
+def mapped(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
+    """The batch with `function` applied to its tensors."""
+    return function(x) if isinstance(x, Tensor) else {name: function(tensor) for name, tensor in x.items()}
 
 
-def copied(x: Batch) -> Batch:
-    """A copy that a network may write into."""
-    return x.clone() if isinstance(x, Tensor) else {name: tensor.clone() for name, tensor in x.items()}
-
-
-def written(x: Batch) -> bool:
-    """Whether anybody has written into a fresh copy."""
-    return any(tensor._version for tensor in named(x).values())
-
-
-def select(x: Batch, keep: Tensor) -> Batch:
-    """Some of the inputs of a batch."""
-    return x[keep] if isinstance(x, Tensor) else {name: tensor[keep] for name, tensor in x.items()}
+def tensors_of(x: Batch) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else list(x.values())
 
 
 def call(net: Callable[..., Any], x: Batch) -> Tensor:

@@ -65,14 +65,11 @@ class Serving:
     """Predict again and again, to the numbers of `byov.predict`, with the draws' weights always in the same memory.
 
         serving = byov.Serving(model, samples=100)
-        for x in requests:
-            serving(x)  # as byov.predict(model, x, samples=100)
+        serving(x)  # as byov.predict(model, x, samples=100)
 
     It holds one draw's weights between calls. A network compiled with CUDA graphs (`mode="reduce-overhead"`) wants
-    that: graphs are recorded for an address. The model may be trained, loaded or changed between calls.
-
-    Args:
-        model, samples, strategy, tolerance, task, precision, keep: as for `byov.predict`.
+    that: graphs are recorded for an address. The model may be trained, loaded or changed between calls. The arguments
+    are those of `byov.predict`.
     """
 
     def __init__(
@@ -128,25 +125,23 @@ class Serving:
         running = Running(size_of(x), self._task, self._precision, self._keep)
         if self._resident is None:
             with lock_of(self.model), evaluating(self.model):
-                return self._under(Loop(self.model, x), running, samples=1)
+                return self._under(Loop(self.model, x, None), running, samples=1)
         with self._resident.installed():
-            if self._strategy == "vmap":
-                return self._under(Vmap(self._resident, x, generator), running, self._samples)
-            draws = Loop(self._resident.model.net, x, self._resident, generator)
-            if self._strategy == "loop" or self._samples == 1:
-                return self._under(draws, running, self._samples)
-            watch = Watch(self._resident.model)
-            with watch.watching():
-                out = draws(1)
-            running.take(out)
-            return self._under(watch.head(generator) or draws, running, self._samples)
+            kind = Vmap if self._strategy == "vmap" else Loop
+            draws: Loop | Head = kind(self.model, x, self._resident, generator)
+            if self._strategy == "auto" and self._samples > 1:
+                watch = Watch(self._resident.model)
+                with watch.watching():
+                    running.take(draws(1))
+                draws = watch.head(generator) or draws
+            return self._under(draws, running, self._samples)
 
-    def _under(self, draws: Loop | Vmap | Head, running: Running, samples: int) -> Prediction:
+    def _under(self, draws: Loop | Head, running: Running, samples: int) -> Prediction:
         """Go through the draws, all of them or until every input is known well enough."""
         look = samples if self._tolerance is None else min(samples, FIRST_LOOK)
         while True:
-            while running.count < look:
-                running.take(draws(min(draws.chunk, look - running.count)))
+            while running.moments.count < look:
+                running.take(draws(min(draws.chunk, look - running.moments.count)))
             if self._tolerance is None or look == samples:
                 break
             going_on = running.stop(self._tolerance)

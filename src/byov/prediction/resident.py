@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,15 +28,13 @@ class Resident:
 
     def __init__(self, model: BayesianModule) -> None:
         self.model = model
-        self._flat: list[Tensor] = []
-        self._named: dict[str, Tensor] = {}
         self._allocate()
 
     @torch.inference_mode(False)
     def _allocate(self) -> None:
-        self._flat, self._named = [], {}
-        for factor in self.model.factors:
-            like = next(iter(factor.roles.values()))
+        self._flat: list[Tensor] = []
+        self._named: dict[str, Tensor] = {}
+        for factor, like in zip(self.model.factors, self._likes(), strict=True):
             flat = torch.empty(factor.layout.numel, dtype=like.dtype, device=like.device)
             # Parameters, as the network's own code expects them; tied ones are the same object under each name.
             weights = {name: nn.Parameter(part, False) for name, part in factor.layout.split(flat).items()}
@@ -44,10 +42,8 @@ class Resident:
             self._flat.append(flat)
             self._named |= {**factor.layout.with_ties(weights), **buffers}
 
-    def _stale(self) -> bool:
-        """Whether the model has moved to another device or dtype since."""
-        likes = (next(iter(factor.roles.values())) for factor in self.model.factors)
-        return any((a.device, a.dtype) != (b.device, b.dtype) for a, b in zip(likes, self._flat, strict=True))
+    def _likes(self) -> list[Tensor]:
+        return [next(iter(factor.roles.values())) for factor in self.model.factors]
 
     @torch.no_grad()
     def write(self, noise: list[Noise] | None) -> None:
@@ -61,43 +57,37 @@ class Resident:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put the views into the network, in eval mode, for one thread at a time; afterwards all is as it was."""
-        with lock_of(self.model), evaluating(self.model):
-            if self._stale():
-                self._allocate()
+        with lock_of(self.model), evaluating(self.model), ExitStack() as undo:
+            if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
+                self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
-            before: list[tuple[nn.Module, str, Any, Any]] = []
-            try:
-                for name, tensor in self._named.items():
-                    if self.model.handed_under(name):
-                        prefix, _, leaf = name.rpartition(".")
-                        before.append(_put(modules[prefix], leaf, tensor))
-                yield
-            finally:
-                for module, leaf, place, old in reversed(before):
-                    _restore(module, leaf, place, old)
+            for name, tensor in self._named.items():
+                if self.model.handed_under(name):
+                    prefix, _, leaf = name.rpartition(".")
+                    undo.callback(_put(modules[prefix], leaf, tensor))
+            yield
 
 
-def _put(module: nn.Module, leaf: str, tensor: Tensor) -> tuple[nn.Module, str, Any, Any]:
-    """Set a tensor of a module; what `_restore` needs to undo it."""
-    for place in (module._parameters, module._buffers):
-        if leaf in place:
-            old = place[leaf]
-            place[leaf] = tensor  # type: ignore[assignment]
-            return module, leaf, place, old
-    old = getattr(module, leaf, None)  # a plain attribute, whose setter has to hear of it: see `_free_recurrent`
-    setattr(module, leaf, tensor)
-    return module, leaf, None, old
+def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
+    """Set a tensor of a module; the function that puts back what was there, whatever the network does meanwhile."""
+    places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+    place = next((place for place in places[:2] if leaf in place), None)
+    old = getattr(module, leaf, None) if place is None else place[leaf]
 
+    def set_to(value: Any) -> None:
+        if place is None:  # a plain attribute, whose setter has to hear of it: see `_free_recurrent`
+            setattr(module, leaf, value)
+        else:
+            place[leaf] = value
 
-def _restore(module: nn.Module, leaf: str, place: Any, old: Any) -> None:
-    """Put back what was there, whatever the network has done to it meanwhile."""
-    for other in (module._parameters, module._buffers, module.__dict__):
-        if other is not place:
-            other.pop(leaf, None)
-    if place is None:
-        setattr(module, leaf, old)
-    else:
-        place[leaf] = old
+    def restore() -> None:
+        for other in places:
+            if other is not place:
+                other.pop(leaf, None)
+        set_to(old)
+
+    set_to(tensor)
+    return restore
 
 
 @contextmanager

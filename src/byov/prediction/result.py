@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, fields
 from math import e, log, pi
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Task = Literal["classification", "regression"]
+Maybe = Tensor | None
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,14 @@ class Prediction:
     @classmethod
     def cat(cls, parts: list[Prediction]) -> Prediction:
         """The predictions of several batches as one, on the CPU."""
-        first = parts[0]
-        joined: dict[str, object] = {"strategy": first.strategy}
-        for name in (f.name for f in fields(cls) if f.name != "strategy"):
+
+        def joined(name: str) -> Any:
             values = [getattr(part, name) for part in parts]
-            if isinstance(values[0], Tensor):
-                joined[name] = torch.cat([v.cpu() for v in values], dim=1 if name == "draws" else 0)
-            else:
-                joined[name] = values[0]
-        return cls(**joined)  # type: ignore[arg-type]
+            if not isinstance(values[0], Tensor):
+                return values[0]
+            return torch.cat([v.cpu() for v in values], dim=1 if name == "draws" else 0)
+
+        return cls(**{f.name: joined(f.name) for f in fields(cls)})
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -71,26 +72,18 @@ class Moments:
     """
 
     def __init__(self, task: Task) -> None:
-        self.task = task
-        self.count = 0
-        self.mean = torch.empty(0)
-        self.square = torch.empty(0)
-        self.entropies = torch.empty(0)
+        self.task, self.count = task, 0
+        self.mean = self.square = self.entropies = torch.zeros(())
 
     def update(self, values: Tensor) -> None:
         """Take in draws of the predicted values (K, N, …): probabilities, or a regression's outputs."""
-        new = len(values)
+        new, total = len(values), self.count + len(values)
         variance, mean = torch.var_mean(values, 0, correction=0)
-        square = variance * new
-        entropies = torch.special.entr(values).sum((0, 2)) if self.task == "classification" else torch.empty(0)
-        if self.count == 0:
-            self.count, self.mean, self.square, self.entropies = new, mean, square, entropies
-            return
-        total = self.count + new
         delta = mean - self.mean
         self.mean = self.mean + delta * (new / total)
-        self.square = self.square + square + delta.square() * (self.count * new / total)
-        self.entropies = self.entropies + entropies
+        self.square = self.square + variance * new + delta.square() * (self.count * new / total)
+        if self.task == "classification":
+            self.entropies = self.entropies + torch.special.entr(values).sum((0, 2))
         self.count = total
 
     def take(self, keep: Tensor) -> None:
@@ -107,26 +100,19 @@ class Moments:
         """The fields of a `Prediction` that are made from moments."""
         variance = self.square / self.count
         if self.task == "classification":
-            total, expected = entropy(self.mean), self.entropies / self.count
-            return {
-                "mean": self.mean,
-                "std": variance.sqrt(),
-                "entropy": total,
-                "expected_entropy": expected,
-                "mutual_information": (total - expected).clamp_min(0.0),
-            }
+            return prediction_fields(self.mean, variance, entropy(self.mean), self.entropies / self.count)
         if precision is None:
-            nothing = {"entropy": None, "expected_entropy": None, "mutual_information": None}
-            return {"mean": self.mean, "std": variance.sqrt(), **nothing}
-        gaussian = 0.5 * (log(2 * pi * e) + (variance + 1.0 / precision).log())
-        aleatoric = torch.full_like(gaussian, 0.5 * (log(2 * pi * e) - log(precision)))
-        return {
-            "mean": self.mean,
-            "std": (variance + 1.0 / precision).sqrt(),
-            "entropy": gaussian,
-            "expected_entropy": aleatoric,
-            "mutual_information": gaussian - aleatoric,
-        }
+            return prediction_fields(self.mean, variance, None, None)
+        variance = variance + 1.0 / precision
+        total = 0.5 * (log(2 * pi * e) + variance.log())  # a Gaussian's
+        return prediction_fields(self.mean, variance, total, torch.full_like(total, 0.5 * log(2 * pi * e / precision)))
+
+
+def prediction_fields(mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe) -> dict[str, Maybe]:
+    """The fields of a `Prediction`, from the mean, the variance and the two entropies."""
+    epistemic = None if total is None or expected is None else (total - expected).clamp_min(0.0)
+    uncertainty = {"entropy": total, "expected_entropy": expected, "mutual_information": epistemic}
+    return {"mean": mean, "std": variance.sqrt(), **uncertainty}
 
 
 class Running:
@@ -136,11 +122,7 @@ class Running:
         self.size, self.task, self.precision, self.keep = size, task, precision, keep
         self.moments, self.open = Moments(task), torch.arange(size)
         self._kept: list[Tensor] = []
-        self._stopped: list[tuple[Tensor, dict[str, Tensor | None], int]] = []
-
-    @property
-    def count(self) -> int:
-        return self.moments.count
+        self._stopped: list[tuple[Tensor, Moments]] = []
 
     def take(self, outputs: Tensor) -> None:
         """Take in what the network returns under some draws (K, N, …)."""
@@ -163,30 +145,25 @@ class Running:
         """Stop the inputs whose standard error is below the tolerance; which of the open ones go on."""
         going_on = self.moments.standard_error() >= tolerance
         if not bool(going_on.all()):
-            here, stopped = going_on.cpu(), Moments(self.task)
-            stopped.__dict__.update(self.moments.__dict__)
+            stopped = copy(self.moments)
             stopped.take(~going_on)
-            self._stopped.append((self.open[~here], stopped.result(self.precision), stopped.count))
-            self.open = self.open[here]
+            self._stopped.append((self.open[~going_on.cpu()], stopped))
+            self.open = self.open[going_on.cpu()]
             self.moments.take(going_on)
         return going_on
 
     def result(self, strategy: str, each: bool) -> Prediction:
         """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
-        parts = [*self._stopped]
-        if len(self.open):
-            parts.append((self.open, self.moments.result(self.precision), self.count))
-        order = torch.cat([index for index, _, _ in parts]).argsort()
-        fields = {name: _joined([found[name] for _, found, _ in parts], order) for name in parts[0][1]}
-        used = torch.cat([torch.full((len(index),), count) for index, _, count in parts])[order]
+        parts = self._stopped + ([(self.open, self.moments)] if len(self.open) else [])
+        order = torch.cat([index for index, _ in parts]).argsort()
+        found = [moments.result(self.precision) for _, moments in parts]
+        fields = {
+            name: None if value is None else torch.cat([part[name] for part in found])[order.to(value.device)]  # type: ignore[misc]
+            for name, value in found[0].items()
+        }
         bad = int((~fields["mean"].isfinite()).reshape(self.size, -1).any(1).sum())  # type: ignore[union-attr]
         if bad:
             raise ValueError(f"The network's outputs are not finite for {bad} of {self.size} inputs.")
+        used = torch.cat([torch.full((len(index),), moments.count) for index, moments in parts])[order]
         draws = torch.cat(self._kept) if self._kept else None
-        return Prediction(**fields, samples=used if each else self.count, strategy=strategy, draws=draws)  # type: ignore[arg-type]
-
-
-def _joined(parts: list[Tensor | None], order: Tensor) -> Tensor | None:
-    if len(parts) == 1 or parts[0] is None:
-        return parts[0]
-    return torch.cat(parts)[order.to(parts[0].device)]  # type: ignore[arg-type]
+        return Prediction(**fields, samples=used if each else self.moments.count, strategy=strategy, draws=draws)  # type: ignore[arg-type]

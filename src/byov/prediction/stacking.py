@@ -21,13 +21,12 @@ from torch import Generator, Tensor
 from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import first_of, ready, size_of
+from byov.prediction.inputs import device_of, first_of, ready, size_of
 from byov.prediction.resident import Resident
-from byov.prediction.result import Prediction, Running, entropy
+from byov.prediction.result import Prediction, Running, entropy, prediction_fields
 from byov.prediction.strategies import Loop
 
-NEGLIGIBLE = 1e-4
-"""A weight below this is rounded to 0, so that its draw need not be computed again."""
+NEGLIGIBLE = 1e-4  # a weight below it becomes 0, so that its draw need not be computed again
 
 
 def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, iterations: int = 20_000) -> Tensor:
@@ -38,9 +37,8 @@ def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, ite
     max_s mean_n [p_s(y_n) / Σ_r w_r p_r(y_n)] − 1.
     """
     if probs.ndim != 3 or labels.shape != probs.shape[1:2] or not labels.numel():
-        raise ValueError(
-            f"Stacking takes probabilities (S, N, C) and N > 0 labels, not {tuple(probs.shape)} and {len(labels)}."
-        )
+        found = f"{tuple(probs.shape)} and {len(labels)}"
+        raise ValueError(f"Stacking takes probabilities (S, N, C) and N > 0 labels, not {found}.")
     if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < probs.shape[2]:
         found = f"{labels.min().item():g} to {labels.max().item():g}"
         raise ValueError(f"Stacking takes labels 0 to {probs.shape[2] - 1}, whole numbers, not {found}.")
@@ -70,16 +68,13 @@ class Stacked:
 
     def predict(self, x: Tensor | Iterable[Any]) -> Prediction:
         """The mixture's prediction, its spread and entropies under the weights."""
-        weights = self.weights.to(torch.float32)
         parts = []
         for values in _values(self.model, x, self.noises):
-            w = weights.to(values.device).view(-1, 1, 1)
+            w = self.weights.to(values).view(-1, 1, 1)
             mean = (w * values).sum(0)
             expected = (w[..., 0] * torch.stack([entropy(v) for v in values])).sum(0)
-            total = entropy(mean)
-            std = (w * (values - mean).square()).sum(0).sqrt()
-            information = (total - expected).clamp_min(0.0)
-            parts.append(Prediction(mean, std, total, expected, information, len(self.noises), "loop"))
+            found = prediction_fields(mean, (w * (values - mean).square()).sum(0), entropy(mean), expected)
+            parts.append(Prediction(**found, samples=len(self.noises), strategy="loop"))  # type: ignore[arg-type]
         return Prediction.cat(parts)
 
 
@@ -97,8 +92,7 @@ def stack(
         model: a classifier with a posterior.
         x: held-out inputs, one batch or a loader of batches.
         labels: (N,), of all of them.
-        samples: how many draws, that is, assignments of components; an `Ensemble` over the whole posterior has its K
-            members in the place of draws.
+        samples: how many draws; an `Ensemble` over the whole posterior has its K members in the place of draws.
         generator: of the draws.
         tolerance: in nats of the mean log score; see `stacking_weights`.
     """
@@ -122,9 +116,8 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
     family = factor.family
     if others or not isinstance(family, Ensemble) or family.sigma > 0:
         return None
-    device = factor.get_parameter("components").device
     if not family.learn_probs:
-        return [[{"z": torch.tensor([k], device=device)}] for k in range(family.k)]
+        return [[{"z": torch.tensor([k], device=device_of(model))}] for k in range(family.k)]
     p = factor.get_parameter("logits").detach().float().softmax(0)  # the middle of each member's share of [0, 1)
     return [[{"u": middle}] for middle in (p.cumsum(0) - p / 2)]
 
@@ -135,7 +128,7 @@ def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[
     for batch in [x] if isinstance(x, Tensor) else x:
         running = Running(size_of(inputs := ready(first_of(batch), model)), "classification", None, keep=True)
         with resident.installed(), torch.inference_mode(False), torch.no_grad():
-            draws = Loop(model.net, inputs, resident)
+            draws = Loop(model, inputs, resident)
             for noise in noises:
                 running.take(draws.under(noise))
         yield running.result("loop", each=False).draws  # type: ignore[misc]

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.func import functional_call
 
 from byov.posterior.family import Noise
-from byov.prediction.head import same_state, state_of
-from byov.prediction.inputs import Batch, call, copied, device_of, named, select, written
+from byov.prediction.head import same_state, stacked_noise, state_of
+from byov.prediction.inputs import Batch, call, device_of, mapped, tensors_of
 from byov.prediction.resident import Resident
 
 Strategy = Literal["auto", "loop", "vmap"]
@@ -27,50 +27,48 @@ class Loop:
 
     strategy, chunk = "loop", 1
 
-    def __init__(
-        self, net: nn.Module, x: Batch, resident: Resident | None = None, generator: Generator | None = None
-    ) -> None:
-        self.net, self.x, self.resident, self.generator = net, x, resident, generator
+    def __init__(self, model: Any, x: Batch, resident: Resident | None, generator: Generator | None = None) -> None:
+        self.model, self.x, self.resident, self.generator = model, x, resident, generator
         self._copy = resident is not None  # the first pass gets a copy, to see whether the network writes into it
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draw (1, N, …)."""
-        return self.under(None if self.resident is None else self.resident.model.noise(self.generator))
+        return self.under(None if self.resident is None else self.model.noise(self.generator))
 
     def under(self, noise: list[Noise] | None) -> Tensor:
         """What the network returns under the draw with this noise (1, N, …)."""
         if self.resident is not None:
             self.resident.write(noise)
-        x = copied(self.x) if self._copy else self.x
-        out = call(self.net, x)
-        self._copy = self._copy and written(x)
+        x = mapped(Tensor.clone, self.x) if self._copy else self.x
+        out = call(self.model if self.resident is None else self.model.net, x)
+        self._copy = self._copy and _written(x)
         return out[None]
 
     def select(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""
-        self.x = select(self.x, keep)
+        self.x = mapped(lambda tensor: tensor[keep], self.x)
 
 
-class Vmap:
-    """Draws batched by torch.vmap."""
+def _written(copy: Batch) -> bool:
+    return any(tensor._version for tensor in tensors_of(copy))
+
+
+class Vmap(Loop):
+    """Draws batched by torch.vmap, whose numbers are those of the loop up to rounding."""
 
     strategy = "vmap"
 
-    def __init__(self, resident: Resident, x: Batch, generator: Generator) -> None:
-        self.model, self.x, self.generator = resident.model, x, generator
-
     @property
-    def chunk(self) -> int:
+    def chunk(self) -> int:  # type: ignore[override]
         """How many draws to batch."""
         weights = sum(factor.layout.numel for factor in self.model.factors)
-        inputs = sum(tensor.numel() for tensor in named(self.x).values())
+        inputs = sum(tensor.numel() for tensor in tensors_of(self.x))
         return max(1, CHUNK.get(device_of(self.model).type, 1 << 23) // max(weights, inputs))
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        noises = [self.model.noise(self.generator) for _ in range(count)]
-        stacked = [{k: torch.stack([n[i][k] for n in noises]) for k in part} for i, part in enumerate(noises[0])]
-        x, modules, device = copied(self.x), list(self.model.net.modules()), device_of(self.model)
+        noises = stacked_noise(self.model, self.generator, count)
+        x, modules, device = mapped(Tensor.clone, self.x), list(self.model.net.modules()), device_of(self.model)
 
         def one(noise: list[Noise]) -> Tensor:
             def net(*args: Any, **kwargs: Any) -> Any:
@@ -81,20 +79,15 @@ class Vmap:
         before = state_of(modules, device)
         try:
             with _batching():
-                out = torch.vmap(one)(stacked)
+                out = torch.vmap(one)(noises)
         except (RuntimeError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RuntimeError(f"torch.vmap cannot batch this network ({reason}): use strategy='loop'.") from error
-        if written(x) or not same_state(before, state_of(modules, device)):
+        if _written(x) or not same_state(before, state_of(modules, device)):
             raise RuntimeError(
-                "In every pass the network changes its inputs or its own state, or draws random numbers: use"
-                " strategy='loop', which has a pass for every draw."
+                "The network is random, or changes itself or its inputs: use strategy='loop', not 'vmap'."
             )
         return out
-
-    def select(self, keep: Tensor) -> None:
-        """Go on with some of the inputs only."""
-        self.x = select(self.x, keep)
 
 
 @contextmanager

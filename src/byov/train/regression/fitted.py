@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.data.tables import as_numbers
-from byov.posterior import ECMP, EMP, BayesianModule, Dropout, Ensemble, Family
-from byov.posterior.random import categorical, stream
+from byov.posterior import BayesianModule, Ensemble, Family
+from byov.posterior.random import stream
+from byov.prediction import predict
 from byov.train.regression import families
-from byov.train.regression.stack import EPS
-
-CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
-"""Hidden activations held at a time while drawing."""
 
 
 def finite(rows: Tensor) -> None:
@@ -72,41 +68,10 @@ class Fitted:
             generator = Generator(part.device).manual_seed(
                 stream(part.seed, families.NUMBER[type(self.family)], 1 << 20)
             )
-        x = ((X.to(part.x_mean) - part.x_mean) / part.x_std).float().t().contiguous()  # (D, N)
-        units = part.first.shape[1]
-        chunk = max(1, CHUNK.get(part.device.type, 1 << 21) // max(1, units * x.shape[1]))
-        draws = []
-        for weight, hidden_bias, second, bias in self._folded(part, samples, chunk, generator):
-            hidden = torch.addmm(hidden_bias.reshape(-1, 1), weight.reshape(-1, weight.shape[-1]), x).relu_()
-            draws.append(torch.baddbmm(bias, second, hidden.view(len(weight), units, -1)).transpose(1, 2))
-        scale, shift = part.y_std.to(x), part.y_mean.to(x)
-        return torch.cat(draws).mul_(scale).add_(shift)
-
-    def _folded(self, part: Split, samples: int, chunk: int, generator: Generator) -> Iterator[tuple[Tensor, ...]]:
-        """Weights and biases of both layers for s draws at a time: (s, H, D), (s, H, 1), (s, T, H), (s, T, 1)."""
-        family = self.family
-        units, features = part.first.shape[1], part.first.shape[2] - 1
-        weight, hidden_bias = part.first.split([features, 1], 2)
-        if isinstance(family, Ensemble):
-            for z in categorical((samples,), family.mixing, weight, generator).split(chunk):
-                yield weight[z], hidden_bias[z], part.second[z], part.bias[z]
-        elif isinstance(family, Dropout):
-            for keep in families.factors(family, samples, features, units, weight, generator).split(chunk):
-                inputs, hidden = keep.unsqueeze(1).split([features, units], 2)
-                many = len(keep), -1, -1
-                yield weight * inputs, hidden_bias.expand(many), part.second * hidden, part.bias.expand(many)
-        else:
-            assert isinstance(family, EMP | ECMP)
-            assert part.patches is not None
-            assert part.moments is not None
-            mean1, var1, mean2, var2 = part.moments
-            for z in families.assignment(family, samples, features, units, weight, generator).split(chunk):
-                drawn = part.patches[0].gather(0, z).unsqueeze(1)
-                gamma1, beta1, gamma2, beta2 = drawn.split([features, features, units, units], 2)
-                gamma1, gamma2 = gamma1 * (var1 + EPS).rsqrt(), gamma2 * (var2 + EPS).rsqrt()
-                beta1, beta2 = beta1 - gamma1 * mean1, beta2 - gamma2 * mean2
-                shifts = (hidden_bias + weight @ beta1.transpose(1, 2), part.bias + part.second @ beta2.transpose(1, 2))
-                yield weight * gamma1, shifts[0], part.second * gamma2, shifts[1]
+        x = ((X.to(part.x_mean) - part.x_mean) / part.x_std).float()
+        found = predict(self.module(split), x, samples, "vmap", generator=generator, task="regression", keep=True)
+        assert found.draws is not None
+        return found.draws * part.y_std.to(x) + part.y_mean.to(x)
 
     def module(self, split: int = 0) -> BayesianModule:
         """The same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.
