@@ -1,6 +1,6 @@
 """Every speed that the project promises, beside its bar.
 
-    python benchmarks/all.py --device cuda --json FILE          # in bfloat16, compiled into CUDA graphs on both sides
+    python benchmarks/all.py --device cuda --json FILE          # in bfloat16, both sides compiled alike
     python benchmarks/all.py --device cpu                       # two threads, as it comes
     python benchmarks/all.py --device cuda --list
     python benchmarks/all.py --device cuda --only gaussian-vit-s16 epoch --json FILE --minutes 8

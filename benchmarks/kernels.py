@@ -15,8 +15,9 @@ from collections import Counter
 from time import perf_counter
 
 import torch
+from networks import NETWORKS
 from peers import CONTENDERS
-from rows.setting import NETWORKS, Setting
+from rows.setting import Setting
 from timing import Step, synchronize, turn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from networks import NETWORKS
 from peers import CONTENDERS, Step, Task
 from rich.console import Console
 from rich.table import Table
@@ -30,37 +31,18 @@ from timing import Ratio, interleaved, peak_bytes
 from torch import nn
 
 GAUSSIAN_BAR = 1.15
-MODELS: dict[str, tuple[int, int]] = {
-    "vit_ti4": (32, 10),
-    "resnet18": (224, 1000),
-    "vit_s16": (224, 1000),
-}  # pixels, classes
-
-
-def network(name: str) -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-    from torchvision.models import resnet18
-
-    pixels, classes = MODELS[name]
-    if name == "resnet18":
-        return resnet18(num_classes=classes)
-    width, heads, patch = (192, 3, 4) if name == "vit_ti4" else (384, 6, 16)
-    return VisionTransformer(
-        img_size=pixels, patch_size=patch, embed_dim=width, depth=12, num_heads=heads, num_classes=classes
-    )
 
 
 def make_task(options: argparse.Namespace) -> Task:
-    device = torch.device(options.device)
-    pixels, classes = MODELS[options.model]
+    device, network = torch.device(options.device), NETWORKS[options.model]
 
     def net() -> nn.Module:
         torch.manual_seed(0)
-        return network(options.model).to(device)
+        return network.build().to(device)
 
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(options.batch, 3, pixels, pixels, generator=generator).to(device)
-    y = torch.randint(classes, (options.batch,), generator=generator).to(device)
+    x = torch.randn(options.batch, 3, network.pixels, network.pixels, generator=generator).to(device)
+    y = torch.randint(network.classes, (options.batch,), generator=generator).to(device)
     return Task(net, x, y, bf16=options.dtype == "bf16", compile=options.compile)
 
 
@@ -174,7 +156,7 @@ def show(result: dict) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="vit_ti4")
+    parser.add_argument("--model", choices=NETWORKS, default="vit_ti4")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="bf16 is autocast")

@@ -44,14 +44,12 @@ def interleaved(
     device: torch.device,
     burst: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    host: dict[str, list[float]] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of every contender's step, one step of each per round, or the mean of a `burst` of them.
 
     A disturbance of the machine then falls on all contenders alike. Each round starts with another contender, so that
     none is always the first one after a pause. On a GPU a burst is what training does: the host runs ahead.
-    `time.process_time` as the clock leaves out what other programs take of a CPU. `host` is given the seconds until
-    the host has nothing more to launch: where they are nearly all, it is not the device that takes the time.
+    `time.process_time` as the clock leaves out what other programs take of a CPU.
     """
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -63,8 +61,6 @@ def interleaved(
                 start = clock()
                 for _ in range(burst):
                     steps[name]()
-                if host is not None:
-                    host.setdefault(name, []).append((clock() - start) / burst)
                 synchronize(device)
                 seconds[name].append((clock() - start) / burst)
     return seconds

@@ -52,10 +52,13 @@ def main() -> None:
                 make(name, seed, options.root, options.temper)
     read = folder / "tempered" if options.temper else folder
     for name in ("byol", "byov"):
+        if not all((read / f"vit_{name}_{seed}.json").exists() for seed in SEEDS):
+            print(f"{name}: not made yet, see --make")
+            continue
         runs = [summarise(json.loads((read / f"vit_{name}_{seed}.json").read_text())) for seed in SEEDS]
         for key in runs[0]:
             show(f"{name} {key}", [run[key] for run in runs])
-    if options.temper:
+    if options.temper or not (folder / f"vit_byov_{SEEDS[-1]}.prune.json").exists():
         return
     pruned = [json.loads((folder / f"vit_byov_{seed}.prune.json").read_text()) for seed in SEEDS]
     sweeps = [content["curves"] for content in pruned]

@@ -27,14 +27,15 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert first.returncode in (0, 1), first.stderr  # these sizes say nothing about the bar
     before = json.loads(file.read_text())
     rows = {row["row"]: row for row in before["rows"]}
-    assert list(before["measurements"]) == ["loader"]
-    assert rows["draws-vit-ti4"]["status"] == ("pass" if rows["draws-vit-ti4"]["value"] <= 1.05 else "MISSED")
+    assert list(before["measurements"]) == ["draws"]
+    assert rows["draws-vit-ti4"]["status"] == ("pass" if rows["draws-vit-ti4"]["value"] <= 1.10 else "MISSED")
+    assert set(before["measurements"]["draws"]["ratio"]) == {"draws", "draws by predict"}
     assert first.returncode == int(rows["draws-vit-ti4"]["status"] == "MISSED")
     assert rows["regression"]["status"] == "not measured yet"
 
     second = run("--json", file, "--only", "draws-vit-ti4", "regression")
     after = json.loads(file.read_text())
-    assert after["measurements"]["loader"] == before["measurements"]["loader"]
+    assert after["measurements"]["draws"] == before["measurements"]["draws"]
     ratio = after["measurements"]["regression"]["ratio"]["looped"]["median"]
     assert {row["row"]: row for row in after["rows"]}["regression"]["value"] == ratio > 0
     assert "regression MLP, looped ÷ batched" in second.stdout
@@ -46,10 +47,24 @@ def test_rows_in_processes_of_their_own_are_gathered(tmp_path: Path, monkeypatch
     done = run("--json", file, "--together", "--only", "draws-vit-ti4", "regression")
     assert done.returncode in (0, 1), done.stderr
     kept = json.loads(file.read_text())["measurements"]
-    assert set(kept) == {"loader", "regression"}
+    assert set(kept) == {"draws", "regression"}
     assert kept["regression"]["ratio"]["looped"]["median"] > 0
     assert len(list(turns.glob("ready_*"))) == 2
     assert (turns / "go").exists()
+
+
+def test_the_rows_of_a_gpu_run_on_a_cpu_in_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    done = run(
+        "--as-cuda", "--json", file, "--only", "gaussian-vit-s16", "emp-resnet18", "memory-vit-s16", "head-vit-s16"
+    )
+    assert done.returncode in (0, 1), done.stderr
+    rows = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
+    for name in ("gaussian-vit-s16", "emp-resnet18", "head-vit-s16"):
+        assert rows[name]["status"] in ("pass", "MISSED")
+        assert rows[name]["value"] > 0
+    assert "by predict" in rows["head-vit-s16"]["note"]
+    assert rows["memory-vit-s16"]["note"] == "not measured on this device"
 
 
 def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
@@ -94,17 +109,91 @@ def test_what_is_asked_wrongly_is_refused(
     assert "regression" in capsys.readouterr().out
 
 
+def test_the_table_has_the_bars_that_the_project_promises(command: ModuleType) -> None:
+    def bars(device: str) -> dict[str, float]:
+        rows, measurements = command.table(device)
+        assert {row.measurement for row in rows} == set(measurements)
+        return {row.name: row.bar for row in rows}
+
+    assert bars("cuda") == {
+        "gaussian-vit-s16": 1.03,
+        "gaussian-vit-ti4": 1.05,
+        "gaussian-resnet18": 1.06,
+        "emp-resnet18": 1.03,
+        "ecmp-resnet18": 1.03,
+        "memory-vit-s16": 1.06,
+        "epoch": 1.03,
+        "augmentation": 0.08,
+        "draws-vit-s16": 1.05,
+        "draws-vit-ti4": 1.10,
+        "head-vit-s16": 1.25,
+    }
+    assert bars("cpu") == {
+        "gaussian-vit-ti4": 1.15,
+        "peers-vit-ti4": 1.0,
+        "draws-vit-ti4": 1.10,
+        "head-resnet18": 1.5,
+        "regression": 10.0,
+    }
+
+
 def test_a_row_says_whether_it_passed(command: ModuleType) -> None:
     rows, _ = command.table("cuda")
-    step, flops = (next(row for row in rows if row.name == name) for name in ("gaussian-vit-s16", "flops-vit-s16"))
-    for ratio, tflops, statuses in ((1.01, 400.0, ["pass", "pass"]), (1.03, 200.0, ["MISSED", "MISSED"])):
+    step, memory = (next(row for row in rows if row.name == name) for name in ("gaussian-vit-s16", "memory-vit-s16"))
+    for ratio, status in ((1.02, "pass"), (1.07, "MISSED")):
         part = {"median": ratio, "low": ratio, "high": ratio}
-        rates = {"step": tflops * 1e12, "deterministic": 4e14, "product": 7e14, "known": 7.9e14}
-        found = {"ms": {}, "ratio": {"byov Gaussian": part}, **rates}
+        peaks = {"deterministic": 100.0, "byov Gaussian": 100.0 * ratio}
         book = command.Book(None, {}, False)
-        book.kept = {"vit_s16": found}
-        assert [command.outcome(row, book)["status"] for row in (step, flops)] == statuses
+        book.kept = {"vit_s16": {"ms": {}, "ratio": {"byov Gaussian": part}, "peak_mib": peaks}}
+        assert [command.outcome(row, book)["status"] for row in (step, memory)] == [status, status]
     assert command.outcome(step, command.Book(None, {}, False))["status"] == "not measured yet"
+
+    regression = next(row for row in command.table("cpu")[0] if row.name == "regression")
+    assert [regression.passed(value) for value in (9.9, 10.1)] == [False, True]
+
+
+def test_the_networks_of_the_table_are_plain_ones_of_the_sizes_they_are_named_for(command: ModuleType) -> None:
+    import torch
+    from networks import NETWORKS, TINY
+
+    import byov
+
+    assert set(NETWORKS) == set(TINY)
+    sizes = {"vit_ti4": 5_362_762, "vit_s16": 22_050_664, "resnet18": 11_173_962, "resnet18_224": 11_689_512}
+    for name, network in NETWORKS.items():
+        with torch.device("meta"):
+            net = network.build()
+        assert not [module for module in net.modules() if isinstance(module, byov.BayesianModule)]
+        assert sum(parameter.numel() for parameter in net.parameters()) == sizes[name]
+
+
+def test_draws_and_passes_are_compiled_alike(command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides with torch's defaults, and both again with CUDA graphs; the bar is on the first."""
+    import torch
+    from rows.prediction import draws
+    from rows.setting import Setting
+
+    modes: list[str | None] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda net, mode=None: modes.append(mode))
+    found = draws(Setting(torch.device("cpu"), tiny=True, rounds=3, compile=True), "vit_ti4", count=2)
+    assert modes == [None, None, "reduce-overhead", "reduce-overhead"]
+    assert set(found["ms"]) == {"passes", "draws", "draws by predict", "passes as graphs", "draws as graphs"}
+    assert found["graphs_ratio"]["median"] > 0
+    row = next(row for row in command.table("cuda")[0] if row.name == "draws-vit-ti4")
+    assert row.read(found).value == found["ratio"]["draws"]["median"]
+    assert "both as CUDA graphs" in row.read(found).note
+
+
+def test_draws_are_timed_beside_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import predict  # benchmarks/predict.py
+    import torch
+
+    given: dict[str, list[float]] = {"passes": [1.0, 1.0], "loop": [4.0, 4.0], "vmap": [3.0, 3.0]}
+    monkeypatch.setattr(predict, "interleaved", lambda steps, rounds, device: {name: given[name] for name in steps})
+    found = predict.timed("mlp", draws=2 * predict.PASSES, batch=2, rounds=2, device=torch.device("cpu"))
+    assert found["ms"] == {"passes": 2000.0, "loop": 4000.0, "vmap": 3000.0}  # half of the passes were run
+    assert (found["ratio"]["loop"]["median"], found["ratio"]["vmap"]["median"]) == (2.0, 1.5)
 
 
 def test_a_cliff_is_more_than_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:

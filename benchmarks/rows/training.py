@@ -13,10 +13,6 @@ from rows.setting import Setting, compared
 PEERS = [name for name in CONTENDERS if name != "deterministic" and not name.startswith("byov")]
 
 
-EAGER = ", not compiled"
-"""After a contender's name: as it comes, on a device where the others are compiled."""
-
-
 def step(setting: Setting, network: str, contenders: list[str]) -> dict[str, Any]:
     """Times against the first contender. A library that is missing, or fails, is named with its reason."""
     steps: dict[str, Step] = {}
@@ -24,21 +20,15 @@ def step(setting: Setting, network: str, contenders: list[str]) -> dict[str, Any
     absent: dict[str, str] = {}
     how: dict[str, str] = {}
     for name in contenders:
-        plain = name.endswith(EAGER)
-        for compile in dict.fromkeys((setting.compile and not plain, False)):
-            attempt = Setting(setting.device, setting.tiny, setting.rounds, compile, setting.warmup)
-            try:
-                steps[name], peaks[name], how[name] = started(attempt, network, name.removesuffix(EAGER))
-                absent.pop(name, None)
-                break
-            except ModuleNotFoundError as error:
-                absent[name] = f"not installed ({error.name})"
-                break
-            except Exception as error:  # whatever another library raises is its result; it may still run uncompiled
-                if name.removesuffix(EAGER) not in PEERS:
-                    raise
-                first = (str(error).splitlines() or [""])[0]
-                absent[name] = f"fails: {type(error).__name__}: {first[:100]}"
+        try:
+            steps[name], peaks[name], how[name] = started(setting, network, name)
+        except ModuleNotFoundError as error:
+            absent[name] = f"not installed ({error.name})"
+        except Exception as error:  # whatever another library raises is its result
+            if name not in PEERS:
+                raise
+            first = (str(error).splitlines() or [""])[0]
+            absent[name] = f"fails: {type(error).__name__}: {first[:100]}"
     seconds = interleaved(steps, setting.rounds, setting.device, setting.burst)
     found = compared(seconds, contenders[0]) | {"batch": setting.batch_of(network), "how": how, "absent": absent}
     return found | ({"peak_mib": {name: peak / 2**20 for name, peak in peaks.items()}} if setting.cuda else {})

@@ -38,7 +38,7 @@ class Classifier:
         net: the network.
         mean: per channel, subtracted from the images; nothing by default.
         std: per channel, what they are then divided by.
-        strategy: of `byov.predict`. "auto" times its strategies, so that the last digits may differ between two calls.
+        strategy: of `byov.predict`.
         seed: of the draws.
         batch_size: a matter of speed and memory, not of the result.
         autocast: the dtype of mixed precision, say torch.bfloat16.
