@@ -1,8 +1,10 @@
 # Each target makes .venv and installs by itself on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
+# Where nothing can be installed, as on a GPU machine, what is there has to do.
+PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-.PHONY: demo test test-slow check docs format clean
+.PHONY: demo test test-slow test-gpu check docs format clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,6 +19,9 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow
+
+test-gpu:
+	PYTHONPATH=src $(PYTHON_GPU) tests/gpu/run.py $(ARGS)
 
 check: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 import byov
 from byov.prediction import stack, stacking_weights
+
+from .networks import spread
 
 
 def problem(members: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -88,11 +93,40 @@ def test_an_ensemble_is_stacked_by_its_members(learn: bool) -> None:
     assert prediction.mean[rows, labels].log().mean() >= uniform.mean[rows, labels].log().mean()
 
 
-def test_the_prediction_is_the_mixture_of_the_draws() -> None:
+@pytest.mark.parametrize("probs", [None, (0.998, 0.001, 0.001), (1e-5, 1e-5, 1 - 2e-5), (0.01, 0.98, 0.01)])
+def test_every_member_is_stacked_once_however_rare(probs: tuple[float, ...] | None) -> None:
+    """Each is the best for a third of the data, so that all have a weight: those of its own network."""
+    torch.manual_seed(0)
+    model = byov.bayesianize(classifier(), byov.Ensemble(3, probs=probs, start="reset", learn_probs=probs is not None))
+    model, x = spread(model, by=1.0).eval(), torch.randn(90, 3)
+    if probs is not None:
+        model.q[0].logits.data = torch.tensor(probs)[:, None].log()
+    factor, members = model.factors[0], []
+    for k in range(3):
+        tensors = factor.layout.split(factor.get_parameter("components")[k])
+        tensors |= {name: factor._stack(name)[k] for name in factor.buffer_names}
+        members.append(functional_call(model.net, tensors, (x,)).softmax(1).detach())
+    labels = torch.cat([member[30 * k : 30 * (k + 1)].argmax(1) for k, member in enumerate(members)])
+    fitted = stack(model, x, labels)
+    assert len(fitted.noises) == 3
+    for member, noise in zip(members, fitted.noises, strict=True):
+        with torch.no_grad(), model.draw(noise=noise):
+            torch.testing.assert_close(model(x).softmax(1), member)
+    mixture = torch.einsum("s,snc->nc", fitted.weights.float(), torch.stack(members))
+    torch.testing.assert_close(fitted.predict(x).mean, mixture)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {byov.norm_layers: byov.EMP(3, spread=1.0), byov.output_layer: byov.ECMP(3, spread=1.0)},
+        byov.Ensemble(3, sigma=0.3, spread=1.0),  # whose members are not all that can be drawn
+    ],
+    ids=["patches", "noisy ensemble"],
+)
+def test_the_prediction_is_the_mixture_of_the_draws(rules: Any) -> None:
     torch.manual_seed(1)
-    model = byov.bayesianize(
-        classifier(), {byov.norm_layers: byov.EMP(3, spread=1.0), byov.output_layer: byov.ECMP(3, spread=1.0)}
-    )
+    model = byov.bayesianize(classifier(), rules)
     x, labels = torch.randn(50, 3), torch.randint(4, (50,))
     fitted = stack(model, [(x[:30], labels[:30]), (x[30:], labels[30:])], labels, 8, Generator().manual_seed(3))
     assert 1 <= len(fitted.noises) == len(fitted.weights) <= 8

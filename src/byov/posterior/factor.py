@@ -99,6 +99,13 @@ class Factor(nn.Module):
     def flat_draw(self, noise: Noise) -> Tensor:
         return self.family.draw(self.roles, self.cells, noise)
 
+    def drawer(self) -> Callable[[Noise], Tensor]:
+        """`flat_draw` for many draws in a row, with what they share worked out; for as long as q stays as it is."""
+        family: Any = self.family
+        cells, roles = self.cells, self.roles
+        roles = family.shared(roles, cells) if hasattr(family, "shared") else roles
+        return lambda noise: family.draw(roles, cells, noise)
+
     def flat_mean(self) -> Tensor:
         return self.family.mean(self.roles, self.cells)
 

@@ -39,13 +39,17 @@ class Gaussian:
         return {"eps": normal(roles["mean"].shape, roles["mean"], generator)}
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
-        return torch.addcmul(roles["mean"], torch.exp(0.5 * roles["log_var"]), noise["eps"])
+        return torch.addcmul(roles["mean"], self.std(roles, cells), noise["eps"])
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
         return roles["mean"]
 
     def std(self, roles: Roles, cells: Roles) -> Tensor:
-        return torch.exp(0.5 * roles["log_var"])
+        return roles["std"] if "std" in roles else torch.exp(0.5 * roles["log_var"])
+
+    def shared(self, roles: Roles, cells: Roles) -> Roles:
+        """The roles with σ worked out: many draws from the same q need it once."""
+        return {**roles, "std": self.std(roles, cells)}
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
         """½ Σ [(σ² + (μ−m)²)/s² − 1 − ρ + log s²]."""

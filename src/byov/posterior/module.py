@@ -94,7 +94,7 @@ class BayesianModule(nn.Module):
         """Hold one draw over every call inside the block, in either mode.
 
         It is the noise that is held: each call rebuilds the weights from it, so that several backward passes, and even
-        an optimizer's step, may happen inside one block.
+        an optimizer's step, may happen inside one block. It is held for every thread that calls the model meanwhile.
         """
         before = self._held, self._at_mean
         self._held, self._at_mean = (self.noise(generator) if noise is None else noise), False
@@ -122,7 +122,7 @@ class BayesianModule(nn.Module):
         tensors = self.tensors(noise)
         # Two threads in one network would meet each other's draws, and leave them behind.
         with nullcontext() if torch.compiler.is_compiling() else lock_of(self):
-            out = functional_call(self.net, tensors, args, kwargs)
+            out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # tied ones are handed twice
         if self.training and noise is not None:
             for factor, part in zip(self.factors, noise, strict=True):
                 factor.keep_buffers(part, tensors)
@@ -228,6 +228,12 @@ class BayesianModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside a `draw()` block must not stay in it.
         return {**self.__dict__, "_held": None, "_at_mean": False}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BayesianModule:
+        with lock_of(self):  # not while a prediction's draw stands in the network
+            memo[id(self)] = new = self.__class__.__new__(self.__class__)
+            new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return new
 
     # Small things
 

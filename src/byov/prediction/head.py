@@ -1,30 +1,37 @@
 """A random last layer: the network runs once, and all draws of the layer are one product.
 
-Where the posterior covers nothing but the `nn.Linear` whose output the network returns, draws differ only there. A hook
-on the layer catches its input during the first pass. From then on S draws cost S rows of a matrix product.
-
-That is right only if other passes would do the same up to the layer. A network that draws random numbers of its own, or
-that changes a buffer or an attribute as it runs, is left to the loop; its first pass counts as the first draw.
+Where the posterior covers nothing but the `nn.Linear` whose output the network returns, a hook on the layer catches its
+input in the first pass. That is right only if other passes would give it the same. Modules of torch, torchvision, timm
+and byov are known to, unless they have hooks. Any other network has to show it in a second pass: the same input, and
+the output that the product gives. If it does not, the passes so far were the first draws of the loop.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules import module as global_hooks
 
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import device_of
 
-CHUNK = 1 << 25
-"""Weights and outputs of the draws made at once, in elements; 128 MiB in float32."""
+CHUNK = 1 << 25  # elements of the weights, or of the outputs, of the draws made at once; 128 MiB in float32
+KNOWN = ("torch", "torchvision", "timm", "byov")
+
+
+def known(modules: Iterable[nn.Module]) -> bool:
+    """Whether all of the modules are of libraries whose passes depend on nothing but inputs and weights."""
+    hooks = global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks
+    return not hooks and all(
+        type(module).__module__.partition(".")[0] in KNOWN
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        for module in modules
+    )
 
 
 def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
@@ -33,51 +40,44 @@ def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
     if len({slot.layer for slot in slots}) != 1 or any(len(slot.names) > 1 for slot in slots):
         return None
     layer = model.net.get_submodule(name := slots[0].layer)
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return (name, layer) if type(layer) is nn.Linear and not hooked else None
+    owned = any(factor.buffer_names for factor in model.factors)  # an ensemble's buffers are drawn with it
+    return (name, layer) if type(layer) is nn.Linear and not owned else None
 
 
 class Watch:
-    """Watches one pass: what the last layer is given, and whether another pass would give it the same."""
+    """Watches passes: what the last layer is given, and whether the network returns what it gives."""
 
-    def __init__(self, model: BayesianModule) -> None:
-        self.model, self._found = model, last_layer(model)
-        self._calls: list[tuple[Tensor, ...]] = []
-        self._written: list[int] = []
-        self._repeats = False
+    def __init__(self, net: nn.Module, layer: nn.Linear) -> None:
+        self._watched = layer, net
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around the pass, with the draw's weights installed."""
-        if self._found is None:
-            yield
-            return
-        modules, device = list(self.model.net.modules()), device_of(self.model)
-        # A compiled network calls no hooks. Its first pass runs as it is written.
-        compiled = any(module._compiled_call_impl is not None for module in modules)
-        hooks = [self._found[1].register_forward_hook(self._called), self.model.net.register_forward_hook(self._called)]
-        before = state_of(modules, device)
+        """Around one pass, with the draw's weights installed."""
+        self._calls: list[tuple[Any, ...]] = []
+        self._versions: list[int] = []
+        self._autocast: set[Any] = set()
+        hooks = [net.register_forward_hook(self._called) for net in self._watched]
         try:
+            # A compiled network calls no hooks. While it is watched it runs as it is written.
+            compiled = any(module._compiled_call_impl is not None for module in self._watched[1].modules())
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-        self._repeats = same_state(before, state_of(modules, device))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         self._calls.append((*args, out))
-        self._written += [tensor._version for tensor in (*args, out) if isinstance(tensor, Tensor)]
+        self._versions += [tensor._version for tensor in (*args, out) if isinstance(tensor, Tensor)]
+        kind = out.device.type if isinstance(out, Tensor) else "cpu"
+        self._autocast.add((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
 
-    def head(self, generator: Generator) -> Head | None:
-        """The layer's draws, if the layer was called once and the network has returned what it gave; else None."""
-        if self._found is None or not self._repeats or len(self._calls) != 2:
-            return None
-        layer, network = self._calls
+    def inputs(self) -> Tensor | None:
+        """What the layer was given, if it was called once and the network has returned what it gave; else None."""
         now = [tensor._version for call in self._calls for tensor in call if isinstance(tensor, Tensor)]
-        if len(layer) != 2 or layer[1] is not network[-1] or self._written != now:  # given otherwise, or changed since
-            return None
-        return Head(self.model, *self._found, layer[0], generator)
+        if len(self._calls) != 2 or len(self._calls[0]) != 2 or self._versions != now or len(self._autocast) > 1:
+            return None  # it was called otherwise, or changed since, or cast otherwise than here
+        return self._calls[0][0] if self._calls[0][1] is self._calls[1][-1] else None
 
 
 class Head:
@@ -86,55 +86,49 @@ class Head:
     strategy = "head"
 
     def __init__(
-        self, model: BayesianModule, name: str, layer: nn.Linear, inputs: Tensor, generator: Generator
+        self, model: BayesianModule, name: str, layer: nn.Linear, inputs: Tensor, generator: Generator | None
     ) -> None:
         self.model, self.name, self.layer, self.inputs, self.generator = model, name, layer, inputs, generator
 
     @property
     def chunk(self) -> int:
         """How many draws to make at once."""
-        outputs = self.inputs.numel() // self.inputs.shape[-1] * self.layer.out_features
-        return max(1, CHUNK // max(self.layer.weight.numel(), outputs))
+        return max(1, CHUNK // (self.layer.out_features * max(self.inputs.shape[:-1].numel(), self.inputs.shape[-1])))
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        drawn: dict[str, Tensor] = {}
-        for factor, noise in zip(self.model.factors, stacked_noise(self.model, self.generator, count), strict=True):
-            drawn |= factor.layout.split(torch.vmap(factor.flat_draw)(noise))
-        weight, bias = (self._under(drawn, leaf, count) for leaf in ("weight", "bias"))
+        return self.under([self.model.noise(self.generator) for _ in range(count)])
+
+    def under(self, noises: list[list[Noise]]) -> Tensor:
+        """What the network returns under the draws with this noise (K, N, …)."""
+        drawn, count = dict[str, Tensor](), len(noises)
+        for factor, noise in zip(self.model.factors, stacked_noise(noises), strict=True):
+            drawn |= factor.layout.split(torch.vmap(factor.drawer())(noise))
+        weight, bias = (self._stacked(drawn, leaf, count) for leaf in ("weight", "bias"))
         out = linear(self.inputs, weight.flatten(0, 1), None if bias is None else bias.flatten())  # type: ignore[union-attr]
         return out.unflatten(-1, (count, -1)).movedim(-2, 0)
 
-    def _under(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
+    def _stacked(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
         """The layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
         name, point = f"{self.name}.{leaf}" if self.name else leaf, self.layer._parameters[leaf]
         return drawn.get(name, None if point is None else point.expand(count, *point.shape))
+
+    def explains(self, inputs: Tensor, out: Tensor, noise: list[Noise]) -> bool:
+        """Whether another pass has given the layer the same, and returned what the product gives."""
+        return torch.equal(self.inputs, inputs) and alike(self.under([noise])[0], out)
 
     def select(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""
         self.inputs = self.inputs[keep]
 
 
-def stacked_noise(model: BayesianModule, generator: Generator | None, count: int) -> list[Noise]:
-    """What is random in the next draws, by factor: each tensor (K, …)."""
-    noises = [model.noise(generator) for _ in range(count)]
+def stacked_noise(noises: list[list[Noise]]) -> list[Noise]:
+    """The noise of several draws, by factor: each tensor (K, …)."""
     return [{k: torch.stack([n[i][k] for n in noises]) for k in part} for i, part in enumerate(noises[0])]
 
 
-State = tuple[list[Any], list[Any], list[Tensor]]
-
-
-def state_of(modules: list[nn.Module], device: torch.device) -> State:
-    """What a pass may leave behind: attributes, buffers and their versions, and where the global random streams are."""
-    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-    held = [value for module in modules for value in vars(module).values()] + buffers
-    numpy: Any = np.random.get_state()  # noqa: NPY002 - the global stream is what a network may use
-    plain = [[b._version for b in buffers if not b.is_inference()], random.getstate(), numpy[1].tobytes(), numpy[2:]]
-    streams = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return held, plain, streams
-
-
-def same_state(before: State, after: State) -> bool:
-    """Whether the pass between them left nothing behind; attributes are compared by identity."""
-    held = len(before[0]) == len(after[0]) and all(a is b for a, b in zip(before[0], after[0], strict=True))
-    return held and before[1] == after[1] and all(map(torch.equal, before[2], after[2]))
+def alike(out: Tensor, other: Tensor) -> bool:
+    """Whether two ways to compute the same differ by rounding at most."""
+    digits = 1e-4 if min(out.dtype.itemsize, other.dtype.itemsize) >= 4 else 3e-2
+    out, other = out.float(), other.float()
+    return bool(((out - other).abs() <= digits * (other.abs().max() + other.abs())).all()) or not out.isfinite().all()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
 from byov.posterior.module import BayesianModule, lock_of
-from byov.prediction.head import Head, Watch
+from byov.prediction.head import Head, Watch, last_layer
 from byov.prediction.inputs import Batch, device_of, first_of, ready, size_of, unwrap
 from byov.prediction.resident import Resident, evaluating
 from byov.prediction.result import Prediction, Running, Task
 from byov.prediction.strategies import Loop, Strategy, Vmap
 
-FIRST_LOOK = 32
-"""Draws before a tolerance may stop any input. After 8, an input whose rare but large deviations have not come up yet
-passes for certain: on digits the error at a tolerance was then twice the one that as many draws for everybody have."""
+FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but large deviations had not come up yet
 
 
 def predict(
@@ -51,58 +50,48 @@ def predict(
         precision: a regression's output precision τ, whose noise 1/τ is part of the predictive spread.
         keep: also return what each draw predicted.
         progress: a progress bar over a loader; by default where there is a terminal to show it.
-
-    Example:
-        >>> model = byov.bayesianize(nn.Linear(4, 3), byov.Gaussian())
-        >>> byov.predict(model, torch.randn(5, 4), samples=20)
-        Prediction(mean (5, 3), draws: 20, strategy: head)
     """
     serving = Serving(model, samples, strategy, tolerance, task=task, precision=precision, keep=keep)
     return serving(x, generator, progress=progress)
 
 
+@dataclass(eq=False)
 class Serving:
     """Predict again and again, to the numbers of `byov.predict`, with the draws' weights always in the same memory.
 
         serving = byov.Serving(model, samples=100)
         serving(x)  # as byov.predict(model, x, samples=100)
 
-    It holds one draw's weights between calls. A network compiled with CUDA graphs (`mode="reduce-overhead"`) wants
-    that: graphs are recorded for an address. The model may be trained, loaded or changed between calls. The arguments
-    are those of `byov.predict`.
+    It holds one draw's weights between calls, as a network compiled with CUDA graphs (`mode="reduce-overhead"`) wants.
+    The model may be trained, loaded or changed between calls. The arguments are those of `byov.predict`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 100,
-        strategy: Strategy = "auto",
-        tolerance: float | None = None,
-        *,
-        task: Task = "classification",
-        precision: float | None = None,
-        keep: bool = False,
-    ) -> None:
-        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-            raise ValueError(f"predict needs at least one draw, not samples={samples!r}.")
-        if strategy not in get_args(Strategy):
-            raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {strategy!r}.")
-        if task not in get_args(Task):
-            raise ValueError(f"A task is 'classification' or 'regression', not {task!r}.")
-        if tolerance is not None and not tolerance > 0:
-            raise ValueError(f"A tolerance is above 0, not {tolerance}.")
-        if precision is not None and not (task == "regression" and precision > 0):
-            raise ValueError("An output precision is above 0 and belongs to a regression.")
-        if keep and tolerance is not None:
-            raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
-        self.model = unwrap(model)
-        self._resident = Resident(self.model) if isinstance(self.model, BayesianModule) else None
-        self._samples, self._strategy, self._tolerance = samples, strategy, tolerance
-        self._task, self._precision, self._keep = task, precision, keep
+    model: nn.Module
+    samples: int = 100
+    strategy: Strategy = "auto"
+    tolerance: float | None = None
+    _: KW_ONLY
+    task: Task = "classification"
+    precision: float | None = None
+    keep: bool = False
 
-    def __call__(
-        self, x: Batch | Iterable[Any], generator: Generator | None = None, *, progress: bool | None = None
-    ) -> Prediction:
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
+            raise ValueError(f"predict needs at least one draw, not samples={self.samples!r}.")
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {self.strategy!r}.")
+        if self.task not in get_args(Task):
+            raise ValueError(f"A task is 'classification' or 'regression', not {self.task!r}.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
+        if self.precision is not None and not (self.task == "regression" and self.precision > 0):
+            raise ValueError("An output precision is above 0 and belongs to a regression.")
+        if self.keep and self.tolerance is not None:
+            raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
+        self.model = unwrap(self.model)
+        self._resident = Resident(self.model) if isinstance(self.model, BayesianModule) else None
+
+    def __call__(self, x: Any, generator: Generator | None = None, *, progress: bool | None = None) -> Prediction:
         """Predict a batch, or every batch of a loader; `x`, `generator` and `progress` as for `byov.predict`."""
         one = isinstance(x, Tensor | Mapping)
         if not one and not isinstance(x, Iterable):
@@ -111,7 +100,7 @@ class Serving:
             generator = Generator(device_of(self.model)).manual_seed(int(torch.randint(1 << 62, ())))
         with torch.inference_mode(False), torch.no_grad():
             if one:
-                return self._batch(ready(x, self.model), generator)  # type: ignore[arg-type]
+                return self._batch(ready(x, self.model), generator)
             start, parts = generator.get_state(), []
             for batch in _tracked(x, progress):
                 generator.set_state(start)  # the same draws for every batch
@@ -122,34 +111,48 @@ class Serving:
 
     def _batch(self, x: Batch, generator: Generator) -> Prediction:
         """Predict one batch, while no other thread uses the model."""
-        running = Running(size_of(x), self._task, self._precision, self._keep)
+        running = Running(size_of(x), self.task, self.precision, self.keep)
         if self._resident is None:
             with lock_of(self.model), evaluating(self.model):
                 return self._under(Loop(self.model, x, None), running, samples=1)
+        if self.strategy == "vmap":
+            with lock_of(self.model), evaluating(self.model.net):  # type: ignore[arg-type]
+                return self._under(Vmap(self.model, x, self._resident, generator), running, self.samples)
         with self._resident.installed():
-            kind = Vmap if self._strategy == "vmap" else Loop
-            draws: Loop | Head = kind(self.model, x, self._resident, generator)
-            if self._strategy == "auto" and self._samples > 1:
-                watch = Watch(self._resident.model)
-                with watch.watching():
-                    running.take(draws(1))
-                draws = watch.head(generator) or draws
-            return self._under(draws, running, self._samples)
+            draws = Loop(self.model, x, self._resident, generator)
+            head = self._head(draws, running) if self.strategy == "auto" and self.samples > 1 else None
+            return self._under(head or draws, running, self.samples)
+
+    def _head(self, draws: Loop, running: Running) -> Head | None:
+        """The draws of the last layer, where the first passes, which are taken in, show that only it is random."""
+        if (found := last_layer(draws.model)) is None:
+            return None
+        watch, head = Watch(draws.model.net, found[1]), None
+        for _ in range(1 if draws.known else 2):
+            with watch.watching():
+                out = draws.under(noise := draws.noise())
+            running.take(out[None])
+            if (inputs := watch.inputs()) is None:
+                return None
+            if head is not None and not head.explains(inputs, out, noise):
+                return None
+            head = head or Head(draws.model, *found, inputs, draws.generator)
+        return head
 
     def _under(self, draws: Loop | Head, running: Running, samples: int) -> Prediction:
         """Go through the draws, all of them or until every input is known well enough."""
-        look = samples if self._tolerance is None else min(samples, FIRST_LOOK)
+        look = samples if self.tolerance is None else min(samples, FIRST_LOOK)
         while True:
             while running.moments.count < look:
                 running.take(draws(min(draws.chunk, look - running.moments.count)))
-            if self._tolerance is None or look == samples:
+            if self.tolerance is None or look == samples:
                 break
-            going_on = running.stop(self._tolerance)
+            going_on = running.stop(self.tolerance)
             if len(running.open) == 0:
                 break
             draws.select(going_on)
             look = min(samples, look + max(FIRST_LOOK, look // 2))  # 32, 64, 96, 144, …
-        return running.result(draws.strategy, each=self._tolerance is not None)
+        return running.result(draws.strategy, each=self.tolerance is not None)
 
 
 def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
@@ -158,5 +161,5 @@ def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
     from rich.progress import track
 
     console = Console(stderr=True)
-    hidden = progress is False or (progress is None and not console.is_terminal)
-    return track(batches, "predicting", console=console, transient=True, disable=hidden)
+    shown = console.is_terminal if progress is None else progress
+    return track(batches, "predicting", console=console, transient=True, disable=not shown)

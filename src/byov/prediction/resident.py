@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,13 +21,15 @@ class Resident:
             resident.write(model.noise(generator))
             model.net(x)
 
-    Inside the block the views stand where the network's own weights would. A draw is written into the buffers, and
-    then the network is an ordinary one: nothing is handed over from draw to draw, and no address ever moves, so that
-    a compiled network, or one that torch turns into CUDA graphs, works as it is.
+    Inside the block the views stand where the network's own weights would. With a draw written into the buffers it is
+    an ordinary network, and no address ever moves: compiled networks work as they are, CUDA graphs too.
     """
 
     def __init__(self, model: BayesianModule) -> None:
         self.model = model
+        self.modules: list[nn.Module] = []
+        self._draw: list[Callable[[Noise], Tensor]] = []
+        self._places: list[tuple[dict[str, Any], str, Tensor]] = []
         self._allocate()
 
     @torch.inference_mode(False)
@@ -48,8 +50,10 @@ class Resident:
     @torch.no_grad()
     def write(self, noise: list[Noise] | None) -> None:
         """Write the draw with this noise into the buffers; without noise the posterior mean."""
+        if any(place.get(leaf) is not tensor for place, leaf, tensor in self._places):
+            raise RuntimeError("The network replaces its own weights as it runs, so that no further draw can reach it.")
         for i, (factor, flat) in enumerate(zip(self.model.factors, self._flat, strict=True)):
-            flat.copy_(factor.flat_mean() if noise is None else factor.flat_draw(noise[i]))
+            flat.copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
             buffers = factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])
             for name, value in buffers.items():
                 self._named[name].copy_(value)
@@ -57,14 +61,24 @@ class Resident:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put the views into the network, in eval mode, for one thread at a time; afterwards all is as it was."""
-        with lock_of(self.model), evaluating(self.model), ExitStack() as undo:
+        with lock_of(self.model), ExitStack() as undo:
+            if self._draw:
+                raise RuntimeError("A Serving cannot be called inside a pass of its own: call byov.predict there.")
             if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
                 self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
+            undo.enter_context(evaluating(self.model.net, modules.values()))
             for name, tensor in self._named.items():
                 if self.model.handed_under(name):
                     prefix, _, leaf = name.rpartition(".")
                     undo.callback(_put(modules[prefix], leaf, tensor))
+                    own = modules[prefix]._parameters if isinstance(tensor, nn.Parameter) else modules[prefix]._buffers
+                    self._places.append((own, leaf, tensor))
+            undo.callback(self._places.clear)
+            undo.callback(self._draw.clear)
+            with torch.no_grad():
+                self._draw += [factor.drawer() for factor in self.model.factors]
+            self.modules = list(modules.values())
             yield
 
 
@@ -91,11 +105,11 @@ def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode again outside."""
-    training = [module for module in model.modules() if module.training]
+def evaluating(net: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
+    """Eval mode inside, every module's own mode again outside; `modules` are the network's, if they are known."""
+    training = [module for module in (net.modules() if modules is None else modules) if module.training]
     if training:
-        model.eval()
+        net.eval()
     try:
         yield
     finally:

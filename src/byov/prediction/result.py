@@ -50,14 +50,12 @@ class Prediction:
     @classmethod
     def cat(cls, parts: list[Prediction]) -> Prediction:
         """The predictions of several batches as one, on the CPU."""
-
-        def joined(name: str) -> Any:
+        joined: dict[str, Any] = {}
+        for name in (field.name for field in fields(cls)):
             values = [getattr(part, name) for part in parts]
-            if not isinstance(values[0], Tensor):
-                return values[0]
-            return torch.cat([v.cpu() for v in values], dim=1 if name == "draws" else 0)
-
-        return cls(**{f.name: joined(f.name) for f in fields(cls)})
+            tensors = isinstance(values[0], Tensor)
+            joined[name] = torch.cat([v.cpu() for v in values], dim=int(name == "draws")) if tensors else values[0]
+        return cls(**joined)
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -66,10 +64,9 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 class Moments:
-    """Mean, spread and expected entropy over draws, kept as running sums: memory does not grow with the draws.
+    """Mean, spread and expected entropy over draws, as running sums: memory does not grow with the draws.
 
-    Chan's update for a chunk of draws (K, N, …): the same for any chunking, stable where E[f²] − E[f]² is not.
-    """
+    By Chan's update for a chunk of draws: the same for any chunking, stable where E[f²] − E[f]² is not."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.count = task, 0

@@ -1,12 +1,9 @@
 """Stacking: weights for an ensemble's members, or for draws, under which held-out data are predicted best.
 
-The patching paper mixes with equal weights and names reweighting after inference as future work (its section 6). This
-is the stacking of predictive distributions of Yao et al. (2018): of all mixtures of the S predictives, the one with the
-highest log score on data that no weight was fitted to,
+The reweighting that the patching paper names in its section 6, by stacking (Yao et al. 2018): of all mixtures of S
+predictives, the one with the highest log score on data that no weight was fitted to. It is concave:
 
     max_w  1/N Σ_n log Σ_s w_s p_s(y_n | x_n)      over w ≥ 0, Σ_s w_s = 1
-
-It is concave. Held-out data are essential: on the training data the most overfitted member wins.
 """
 
 from __future__ import annotations
@@ -88,13 +85,7 @@ def stack(
 ) -> Stacked:
     """Fit stacking weights on held-out inputs and labels: over the members of an explicit ensemble, else over draws.
 
-    Args:
-        model: a classifier with a posterior.
-        x: held-out inputs, one batch or a loader of batches.
-        labels: (N,), of all of them.
-        samples: how many draws; an `Ensemble` over the whole posterior has its K members in the place of draws.
-        generator: of the draws.
-        tolerance: in nats of the mean log score; see `stacking_weights`.
+    `tolerance` is that of `stacking_weights`. An `Ensemble` over all weights has its K members in the place of draws.
     """
     if not isinstance(model, BayesianModule):
         raise TypeError(f"Stacking weighs the draws of a BayesianModule, not of {type(model).__name__}.")
@@ -126,9 +117,9 @@ def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[
     """The class probabilities (S, N, C) of each batch under the draws."""
     resident = Resident(model)
     for batch in [x] if isinstance(x, Tensor) else x:
-        running = Running(size_of(inputs := ready(first_of(batch), model)), "classification", None, keep=True)
+        draws = Loop(model, ready(first_of(batch), model), resident)
+        running = Running(size_of(draws.x), "classification", None, keep=True)
         with resident.installed(), torch.inference_mode(False), torch.no_grad():
-            draws = Loop(model, inputs, resident)
             for noise in noises:
-                running.take(draws.under(noise))
+                running.take(draws.under(noise)[None])
         yield running.result("loop", each=False).draws  # type: ignore[misc]

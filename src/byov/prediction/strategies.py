@@ -1,4 +1,4 @@
-"""How draws are gone through: one after the other, or batched. A random last layer has a file of its own, `head`."""
+"""How draws are gone through: one after the other, or batched. A random last layer has a file of its own: `head`."""
 
 from __future__ import annotations
 
@@ -8,53 +8,60 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.func import functional_call
 
 from byov.posterior.family import Noise
-from byov.prediction.head import same_state, stacked_noise, state_of
+from byov.prediction.head import alike, known, stacked_noise
 from byov.prediction.inputs import Batch, call, device_of, mapped, tensors_of
 from byov.prediction.resident import Resident
 
 Strategy = Literal["auto", "loop", "vmap"]
 
-CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}
-"""Elements of the weights, or of the inputs, of the draws that `vmap` batches."""
+TOGETHER = 1 << 22  # elements of the outputs that a loop gives at once: taking in each draw alone is a dozen kernels
+CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}  # elements of the weights, or of the inputs, of the draws that vmap batches
 
 
 class Loop:
     """One draw after the other, as a loop by hand; without resident weights, a plain network's one pass."""
 
-    strategy, chunk = "loop", 1
+    strategy, chunk = "loop", 8
 
-    def __init__(self, model: Any, x: Batch, resident: Resident | None, generator: Generator | None = None) -> None:
+    def __init__(self, model: Any, x: Batch, resident: Resident | None, generator: Any = None) -> None:
         self.model, self.x, self.resident, self.generator = model, x, resident, generator
-        self._copy = resident is not None  # the first pass gets a copy, to see whether the network writes into it
+        self.known = resident is None or known(resident.modules or model.net.modules())
+        self._copy = resident is not None  # a network may write into its inputs: in the first pass or never, if known
 
     def __call__(self, count: int) -> Tensor:
-        """What the network returns under the next draw (1, N, …)."""
-        return self.under(None if self.resident is None else self.model.noise(self.generator))
+        """What the network returns under the next draws (K, N, …), fewer than asked for where that is large."""
+        out = self.under(self.noise())
+        outputs = out.new_empty(min(count, max(1, TOGETHER // max(out.numel(), 1))), *out.shape)
+        outputs[0] = out
+        del out  # CUDA graphs give every pass the same memory, as long as nobody holds it
+        for i in range(1, len(outputs)):
+            outputs[i] = self.under(self.noise())
+        return outputs
 
-    def under(self, noise: list[Noise] | None) -> Tensor:
-        """What the network returns under the draw with this noise (1, N, …)."""
-        if self.resident is not None:
-            self.resident.write(noise)
+    def noise(self) -> list[Noise]:
+        return [] if self.resident is None else self.model.noise(self.generator)
+
+    def under(self, noise: list[Noise]) -> Tensor:
+        """What the network returns under the draw with this noise (N, …)."""
+        if self.resident is None:
+            return call(self.model, self.x)
+        self.resident.write(noise)
         x = mapped(Tensor.clone, self.x) if self._copy else self.x
-        out = call(self.model if self.resident is None else self.model.net, x)
-        self._copy = self._copy and _written(x)
-        return out[None]
+        out = call(self.model.net, x)
+        self._copy = self._copy and (not self.known or any(tensor._version for tensor in tensors_of(x)))
+        return out
 
     def select(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""
         self.x = mapped(lambda tensor: tensor[keep], self.x)
 
 
-def _written(copy: Batch) -> bool:
-    return any(tensor._version for tensor in tensors_of(copy))
-
-
 class Vmap(Loop):
-    """Draws batched by torch.vmap, whose numbers are those of the loop up to rounding."""
+    """Draws batched by torch.vmap; a network whose code is not known is compared with a pass of its own."""
 
     strategy = "vmap"
 
@@ -67,27 +74,22 @@ class Vmap(Loop):
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        noises = stacked_noise(self.model, self.generator, count)
-        x, modules, device = mapped(Tensor.clone, self.x), list(self.model.net.modules()), device_of(self.model)
-
-        def one(noise: list[Noise]) -> Tensor:
-            def net(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(self.model.net, self.model.tensors(noise), args, kwargs)
-
-            return call(net, x)
-
-        before = state_of(modules, device)
+        noises = [self.noise() for _ in range(count)]
         try:
             with _batching():
-                out = torch.vmap(one)(noises)
+                outputs = torch.vmap(self._one)(stacked_noise(noises))
+            same = self.known or all(alike(outputs[i], self._one(noises[i])) for i in (0, -1))
         except (RuntimeError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RuntimeError(f"torch.vmap cannot batch this network ({reason}): use strategy='loop'.") from error
-        if _written(x) or not same_state(before, state_of(modules, device)):
-            raise RuntimeError(
-                "The network is random, or changes itself or its inputs: use strategy='loop', not 'vmap'."
-            )
-        return out
+        if not same:
+            raise RuntimeError("The network is random, or changes from pass to pass: use strategy='loop', not 'vmap'.")
+        return outputs
+
+    def _one(self, noise: list[Noise]) -> Tensor:
+        net, tensors = self.model.net, self.model.tensors(noise)
+        under = lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False)  # noqa: E731
+        return call(under, mapped(Tensor.clone, self.x))
 
 
 @contextmanager
