@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -112,6 +115,23 @@ def test_vmap_refuses(name: str) -> None:
     assert all(module.training for module in model.modules())
 
 
+RARE: dict[str, Way] = {
+    "draws": lambda net, x: net.head(net.body(x) * (1 + (random.random() > 0.9))),
+    "counts": lambda net, x: then(setattr(net, "calls", net.calls + 1), net.head(x * (1 + (net.calls % 5 == 0)))),
+    "counts without effect": lambda net, x: then(net.passes.add_(1.0), net.head(net.body(x))),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+@pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])
+def test_what_two_passes_do_not_show(name: str, strategy: Any) -> None:
+    """A pass that is different comes later, or only the state tells that there was one."""
+    model, x = byov.bayesianize(Net(RARE[name]), HEAD), torch.randn(4, 6)
+    refused = pytest.raises(RuntimeError, match="use strategy='loop'") if strategy == "vmap" else nullcontext()
+    with refused:
+        agree(model, x, strategy)
+
+
 @pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])
 def test_outputs_that_lie_in_the_weights(strategy: Any) -> None:
     model, x = byov.bayesianize(Net(BATCHED["returns weights"]), HEAD), torch.randn(4, 6)
@@ -127,6 +147,22 @@ def test_a_loader_of_a_network_with_state_counts_every_pass() -> None:
     found = byov.predict(model, x.split(4), 3, generator=seeded(), keep=True)
     assert torch.equal(found.draws, torch.cat([by_hand(twin, part, 3) for part in x.split(4)], dim=1))  # type: ignore[arg-type]
     assert float(model.net.passes) == 9.0  # type: ignore[arg-type]
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+@pytest.mark.parametrize("wrap", [torch.jit.script, torch.fx.symbolic_trace])
+def test_a_random_body_in_a_class_of_torch(wrap: Any) -> None:
+    net, x = nn.Sequential(nn.Linear(6, 6), wrap(Noisy()), nn.Linear(6, 3)), torch.randn(4, 6)
+    model = byov.bayesianize(net, {"2.*": byov.Gaussian(-1.0)})
+    torch.manual_seed(0)
+    expected = by_hand(copy.deepcopy(model), x, 6)
+    torch.manual_seed(0)
+    assert_close(byov.predict(model, x, 6, generator=seeded(), keep=True).draws, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*")

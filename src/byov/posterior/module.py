@@ -69,6 +69,11 @@ class BayesianModule(nn.Module):
         generator = self.source(generator)
         return [factor.noise(generator) for factor in self.factors]
 
+    def noises(self, count: int, generator: Generator) -> list[list[Noise]]:
+        """What `count` calls of `noise` with this generator give, with one look at the factors."""
+        parts = [(factor.family, factor.roles, factor.layout) for factor in self.factors]
+        return [[family.noise(roles, layout, generator) for family, roles, layout in parts] for _ in range(count)]
+
     def source(self, generator: Generator | None = None) -> Generator | None:
         """What the next draw's noise comes from: this generator, or the global one, for which None stands.
 

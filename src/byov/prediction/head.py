@@ -1,19 +1,21 @@
 """A random last layer: the network runs once, and all draws of the layer are one product.
 
 Where the posterior covers nothing but the `nn.Linear` whose output the network returns, a hook on the layer catches its
-input in the first pass. That is right only if other passes would give it the same. Modules of torch, torchvision, timm
-and byov are known to, unless they have hooks. Any other network has to show it in a second pass: the same input, and
-the output that the product gives. If it does not, the passes so far were the first draws of the loop.
+input in the first pass. That is right only if other passes would give it the same. Modules of torch.nn, torchvision,
+timm and byov do, unless they have hooks. Any other network has to show it in a second pass: the same input, the output
+that the product gives, and nothing left behind. If it does not, the passes so far were the first draws of the loop.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as global_hooks
 
@@ -21,17 +23,28 @@ from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule
 
 CHUNK = 1 << 25  # elements of the weights, or of the outputs, of the draws made at once; 128 MiB in float32
-KNOWN = ("torch", "torchvision", "timm", "byov")
+KNOWN = ("torch.nn.", "torchvision.", "timm.", "byov.")
 
 
 def known(modules: Iterable[nn.Module]) -> bool:
     """Whether all of the modules are of libraries whose passes depend on nothing but inputs and weights."""
     hooks = global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks
     return not hooks and all(
-        type(module).__module__.partition(".")[0] in KNOWN
+        type(module).__module__.startswith(KNOWN)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
         for module in modules
     )
+
+
+def fingerprint(net: nn.Module) -> tuple[Any, ...]:
+    """What a pass may leave behind: in the global random streams, in buffers, in attributes that are plain values."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002 - the global stream is what a network may use
+    streams = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    plain = [
+        value for module in net.modules() for value in vars(module).values() if isinstance(value, int | float | str)
+    ]
+    buffers = [(id(buffer), buffer._version) for buffer in net.buffers() if not buffer.is_inference()]
+    return random.getstate(), numpy[1].tobytes(), numpy[2:], [s.tolist() for s in streams], plain, buffers
 
 
 def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
@@ -85,9 +98,7 @@ class Head:
 
     strategy = "head"
 
-    def __init__(
-        self, model: BayesianModule, name: str, layer: nn.Linear, inputs: Tensor, generator: Generator | None
-    ) -> None:
+    def __init__(self, model: BayesianModule, name: str, layer: nn.Linear, inputs: Tensor, generator: Any) -> None:
         self.model, self.name, self.layer, self.inputs, self.generator = model, name, layer, inputs, generator
 
     @property
@@ -97,7 +108,7 @@ class Head:
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        return self.under([self.model.noise(self.generator) for _ in range(count)])
+        return self.under(self.model.noises(count, self.generator))
 
     def under(self, noises: list[list[Noise]]) -> Tensor:
         """What the network returns under the draws with this noise (K, N, …)."""
@@ -112,10 +123,6 @@ class Head:
         """The layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
         name, point = f"{self.name}.{leaf}" if self.name else leaf, self.layer._parameters[leaf]
         return drawn.get(name, None if point is None else point.expand(count, *point.shape))
-
-    def explains(self, inputs: Tensor, out: Tensor, noise: list[Noise]) -> bool:
-        """Whether another pass has given the layer the same, and returned what the product gives."""
-        return torch.equal(self.inputs, inputs) and alike(self.under([noise])[0], out)
 
     def select(self, keep: Tensor) -> None:
         """Go on with some of the inputs only."""

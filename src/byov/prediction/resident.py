@@ -14,15 +14,14 @@ from byov.posterior.module import BayesianModule, lock_of
 
 
 class Resident:
-    """Flat buffers for the weights of one draw, and their views by the network's names.
+    """Memory for the weights of one draw, by the network's names.
 
         resident = Resident(model)
         with resident.installed():
             resident.write(model.noise(generator))
             model.net(x)
 
-    Inside the block the views stand where the network's own weights would. With a draw written into the buffers it is
-    an ordinary network, and no address ever moves: compiled networks work as they are, CUDA graphs too.
+    With a draw written into them it is an ordinary network whose weights never move: compile it, CUDA graphs too.
     """
 
     def __init__(self, model: BayesianModule) -> None:
@@ -34,37 +33,37 @@ class Resident:
 
     @torch.inference_mode(False)
     def _allocate(self) -> None:
-        self._flat: list[Tensor] = []
+        self._flat: list[list[Tensor]] = []
         self._named: dict[str, Tensor] = {}
         for factor, like in zip(self.model.factors, self._likes(), strict=True):
-            flat = torch.empty(factor.layout.numel, dtype=like.dtype, device=like.device)
-            # Parameters, as the network's own code expects them; tied ones are the same object under each name.
-            weights = {name: nn.Parameter(part, False) for name, part in factor.layout.split(flat).items()}
+            # Not views of one tensor: a compiled network copies whatever is not aligned, at every call.
+            weights = {s.name: nn.Parameter(like.new_empty(s.shape), requires_grad=False) for s in factor.layout.slots}
             buffers = {name: torch.empty_like(value) for name, value in factor.mean_buffers().items()}
-            self._flat.append(flat)
+            self._flat.append([weight.view(-1) for weight in weights.values()])
             self._named |= {**factor.layout.with_ties(weights), **buffers}
 
     def _likes(self) -> list[Tensor]:
-        return [next(iter(factor.roles.values())) for factor in self.model.factors]
+        return [next(iter(factor.roles.values())).detach() for factor in self.model.factors]
 
     @torch.no_grad()
     def write(self, noise: list[Noise] | None) -> None:
-        """Write the draw with this noise into the buffers; without noise the posterior mean."""
+        """Write the draw with this noise into its place; without noise the posterior mean."""
         if any(place.get(leaf) is not tensor for place, leaf, tensor in self._places):
             raise RuntimeError("The network replaces its own weights as it runs, so that no further draw can reach it.")
         for i, (factor, flat) in enumerate(zip(self.model.factors, self._flat, strict=True)):
-            flat.copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
+            drawn = factor.flat_mean() if noise is None else self._draw[i](noise[i])
+            torch._foreach_copy_(flat, drawn.split(factor.layout.sizes))
             buffers = factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])
             for name, value in buffers.items():
                 self._named[name].copy_(value)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Put the views into the network, in eval mode, for one thread at a time; afterwards all is as it was."""
+        """Put the tensors into the network, in eval mode, for one thread at a time; afterwards all is as it was."""
         with lock_of(self.model), ExitStack() as undo:
             if self._draw:
                 raise RuntimeError("A Serving cannot be called inside a pass of its own: call byov.predict there.")
-            if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
+            if [(f[0].device, f[0].dtype) for f in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
                 self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
             undo.enter_context(evaluating(self.model.net, modules.values()))
@@ -89,15 +88,12 @@ def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
     old = getattr(module, leaf, None) if place is None else place[leaf]
 
     def set_to(value: Any) -> None:
-        if place is None:  # a plain attribute, whose setter has to hear of it: see `_free_recurrent`
-            setattr(module, leaf, value)
-        else:
-            place[leaf] = value
+        # A plain attribute has a setter that has to hear of it: see `_free_recurrent`.
+        setattr(module, leaf, value) if place is None else place.update({leaf: value})
 
     def restore() -> None:
-        for other in places:
-            if other is not place:
-                other.pop(leaf, None)
+        for other in (other for other in places if other is not place):
+            other.pop(leaf, None)
         set_to(old)
 
     set_to(tensor)

@@ -20,10 +20,8 @@ class Prediction:
 
     Attributes:
         mean: the predictive mean: class probabilities (N, C, …), or for regression the network's output.
-        std: the standard deviation over draws, 1/S Σ f² − mean² as in the patching paper's B.3; for regression with an
-            output precision τ the noise is in it: √(var + 1/τ).
-        entropy: of the predictive mean: total uncertainty, in nats. For regression the Gaussian's with the predictive
-            variance, None without a precision.
+        std: the standard deviation over draws (the patching paper's B.3), with a precision τ that of the noise too.
+        entropy: of the predictive mean, in nats: total. For regression the Gaussian's, None without a precision.
         expected_entropy: the mean of the draws' entropies: aleatoric.
         mutual_information: their difference: epistemic.
         samples: how many draws it took; with a tolerance, one number per input.
@@ -107,9 +105,8 @@ class Moments:
 
 def prediction_fields(mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe) -> dict[str, Maybe]:
     """The fields of a `Prediction`, from the mean, the variance and the two entropies."""
-    epistemic = None if total is None or expected is None else (total - expected).clamp_min(0.0)
-    uncertainty = {"entropy": total, "expected_entropy": expected, "mutual_information": epistemic}
-    return {"mean": mean, "std": variance.sqrt(), **uncertainty}
+    found = {"mean": mean, "std": variance.sqrt(), "entropy": total, "expected_entropy": expected}
+    return {**found, "mutual_information": None if expected is None else (total - expected).clamp_min(0.0)}  # type: ignore[operator]
 
 
 class Running:

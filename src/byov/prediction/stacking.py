@@ -1,9 +1,7 @@
 """Stacking: weights for an ensemble's members, or for draws, under which held-out data are predicted best.
 
-The reweighting that the patching paper names in its section 6, by stacking (Yao et al. 2018): of all mixtures of S
-predictives, the one with the highest log score on data that no weight was fitted to. It is concave:
-
-    max_w  1/N Σ_n log Σ_s w_s p_s(y_n | x_n)      over w ≥ 0, Σ_s w_s = 1
+The reweighting that the patching paper names in its section 6, by stacking (Yao et al. 2018). Of all mixtures, the one
+with the highest log score: max_w 1/N Σ_n log Σ_s w_s p_s(y_n | x_n) over w ≥ 0, Σ_s w_s = 1, which is concave.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from byov.posterior.family import Noise
-from byov.prediction.head import alike, known, stacked_noise
+from byov.prediction.head import alike, fingerprint, known, stacked_noise
 from byov.prediction.inputs import Batch, call, device_of, mapped, tensors_of
 from byov.prediction.resident import Resident
 
@@ -45,6 +45,9 @@ class Loop:
     def noise(self) -> list[Noise]:
         return [] if self.resident is None else self.model.noise(self.generator)
 
+    def state(self) -> Any:
+        return None if self.known else fingerprint(self.model.net)
+
     def under(self, noise: list[Noise]) -> Tensor:
         """What the network returns under the draw with this noise (N, …)."""
         if self.resident is None:
@@ -69,20 +72,21 @@ class Vmap(Loop):
     def chunk(self) -> int:  # type: ignore[override]
         """How many draws to batch."""
         weights = sum(factor.layout.numel for factor in self.model.factors)
-        inputs = sum(tensor.numel() for tensor in tensors_of(self.x))
-        return max(1, CHUNK.get(device_of(self.model).type, 1 << 23) // max(weights, inputs))
+        largest = max(weights, sum(tensor.numel() for tensor in tensors_of(self.x)))
+        return max(1, CHUNK.get(device_of(self.model).type, 1 << 23) // largest)
 
     def __call__(self, count: int) -> Tensor:
         """What the network returns under the next draws (K, N, …)."""
-        noises = [self.noise() for _ in range(count)]
+        noises, before = self.model.noises(count, self.generator), self.state()
         try:
             with _batching():
                 outputs = torch.vmap(self._one)(stacked_noise(noises))
+            after = self.state()
             same = self.known or all(alike(outputs[i], self._one(noises[i])) for i in (0, -1))
         except (RuntimeError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RuntimeError(f"torch.vmap cannot batch this network ({reason}): use strategy='loop'.") from error
-        if not same:
+        if not same or before != after:
             raise RuntimeError("The network is random, or changes from pass to pass: use strategy='loop', not 'vmap'.")
         return outputs
 
