@@ -6,6 +6,7 @@ Networks that do odd things before, in or after their head are in `test_odd_netw
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -165,6 +166,17 @@ def hooked(where: str, register: str, hook: Any) -> Net:
     return net
 
 
+def of_torch(**after: nn.Module) -> nn.Sequential:
+    """A network of known code, which is believed after one pass."""
+    return nn.Sequential(OrderedDict(body=nn.Linear(6, 6), head=nn.Linear(6, 3), **after))
+
+
+def hooked_of_torch(where: str, hook: Any) -> nn.Module:
+    net = of_torch()
+    net.get_submodule(where).register_forward_hook(hook)
+    return net
+
+
 @pytest.mark.parametrize(
     "net",
     [
@@ -172,10 +184,16 @@ def hooked(where: str, register: str, hook: Any) -> Net:
         with_head(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))),
         hooked("head", "register_forward_hook", lambda module, args, out: 2 * out),
         hooked("", "register_forward_hook", lambda module, args, out: 2 * out),
+        hooked_of_torch("body", lambda module, args, out: out + torch.rand(6)),
+        hooked_of_torch("head", lambda module, args, out: 2 * out),
+        of_torch(relu=nn.ReLU(inplace=True)),
         Net(lambda net, x: net.head(x) + x),
         Net(lambda net, x: net.head(net.body(x)).view(len(x), 6)),
     ],
-    ids=["subclass", "two layers", "hook", "hook on the network", "added to", "viewed"],
+    ids=[
+        *("subclass", "two layers", "hook", "hook on the network", "hook on torch's body", "hook on torch's head"),
+        *("written to", "added to", "viewed"),
+    ],
 )
 def test_it_is_not_used(net: nn.Module) -> None:
     assert agree(byov.bayesianize(net, HEAD), torch.randn(5, 6), atol=0).strategy == "loop"
@@ -233,9 +251,10 @@ def test_no_hook_is_left_behind(width: int) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_hook_on_every_module() -> None:
+@pytest.mark.parametrize("net", [Net(), of_torch()], ids=["own", "of torch"])
+def test_a_hook_on_every_module(net: nn.Module) -> None:
     hook = register_module_forward_hook(lambda m, args, out: 2 * out if type(m) is nn.Linear else None)
     try:
-        agree(byov.bayesianize(Net(), HEAD), torch.randn(5, 6))
+        agree(byov.bayesianize(net, HEAD), torch.randn(5, 6))
     finally:
         hook.remove()

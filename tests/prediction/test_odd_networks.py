@@ -47,6 +47,7 @@ BATCHED: dict[str, Way] = {
     "called as a function": lambda net, x: F.linear(net.body(x), 2 * net.head.weight, net.head.bias),
     "reads the weights before": lambda net, x: net.head(net.body(x) * net.head.weight.square().mean()),
     "clips its weights": lambda net, x: then(net.head.weight.clamp_(-0.2, 0.2), net.head(net.body(x))),
+    "shrinks its weights": lambda net, x: then(net.head.weight.mul_(0.99), net.head(net.body(x))),
     "returns weights": lambda net, x: net.head.weight[: len(x)],
     "skips the head": lambda net, x: net.head(F.relu_(h := net.body(x))) + h,
     "writes before": lambda net, x: then(h := net.body(x), h[:, :2].zero_(), net.head(h)),
@@ -116,7 +117,9 @@ def test_vmap_refuses(name: str) -> None:
 
 
 RARE: dict[str, Way] = {
-    "draws": lambda net, x: net.head(net.body(x) * (1 + (random.random() > 0.9))),
+    "draws from Python": lambda net, x: net.head(net.body(x) * (1 + (random.random() > 0.9))),
+    "draws from torch": lambda net, x: net.head(net.body(x) * (1 + (float(torch.rand(())) > 0.9))),
+    "draws from numpy": lambda net, x: net.head(net.body(x) * (1 + (np.random.rand() > 0.6))),  # noqa: NPY002
     "counts": lambda net, x: then(setattr(net, "calls", net.calls + 1), net.head(x * (1 + (net.calls % 5 == 0)))),
     "counts without effect": lambda net, x: then(net.passes.add_(1.0), net.head(net.body(x))),
 }
@@ -130,6 +133,11 @@ def test_what_two_passes_do_not_show(name: str, strategy: Any) -> None:
     refused = pytest.raises(RuntimeError, match="use strategy='loop'") if strategy == "vmap" else nullcontext()
     with refused:
         agree(model, x, strategy)
+
+
+def test_a_drift_too_small_for_rounding_to_tell() -> None:
+    net = Net(lambda net, x: then(net.listed.append(1), net.head(x * (1 + 2e-5 * len(net.listed)))))
+    assert agree(byov.bayesianize(net, HEAD), torch.randn(4, 6), atol=0).strategy == "loop"
 
 
 @pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])

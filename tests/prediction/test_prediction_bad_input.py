@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import byov
 
-from .networks import mlp
+from .networks import Net, mlp
 
 
 @pytest.fixture
@@ -62,8 +62,9 @@ def test_inputs(model: byov.BayesianModule, x: Any, error: type[Exception], sent
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
 @pytest.mark.parametrize("tolerance", [None, 0.01])
-def test_weights_that_are_not_numbers(model: byov.BayesianModule, strategy: Any, tolerance: float | None) -> None:
-    x = torch.randn(4, 6)
+@pytest.mark.parametrize("net", [mlp, Net])
+def test_weights_that_are_not_numbers(net: Any, strategy: Any, tolerance: float | None) -> None:
+    model, x = byov.bayesianize(net(), byov.Gaussian()), torch.randn(4, 6)
     x[2, 0] = torch.nan
     with pytest.raises(ValueError, match="not finite for 1 of 4 inputs"):
         byov.predict(model, x, 12, strategy, tolerance)

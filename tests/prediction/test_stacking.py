@@ -16,7 +16,7 @@ from torch.func import functional_call
 import byov
 from byov.prediction import stack, stacking_weights
 
-from .networks import spread
+from .networks import seeded, spread
 
 
 def problem(members: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -164,3 +164,15 @@ def test_bad_input() -> None:
         stack(nn.Linear(2, 2), torch.randn(3, 2), labels[:3])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one draw"):
         stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:3], samples=0)
+
+
+def test_what_is_stacked_may_be_a_mapping_but_not_nothing() -> None:
+    class Named(nn.Linear):
+        def forward(self, features: Tensor) -> Tensor:
+            return super().forward(features)
+
+    model, x, y = byov.bayesianize(Named(6, 3), byov.EMP(3, spread=1.0)), torch.randn(8, 6), torch.arange(8) % 3
+    by_name, plain = (byov.prediction.stack(model, given, y, 4, seeded()) for given in ({"features": x}, x))
+    assert torch.equal(by_name.weights, plain.weights)
+    with pytest.raises(ValueError, match="The loader is empty: there is nothing to stack"):
+        byov.prediction.stack(model, [], y)

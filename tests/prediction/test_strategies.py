@@ -100,13 +100,14 @@ def test_the_global_stream_decides_without_a_generator(model: byov.BayesianModul
 
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize("inputs", [5, 40])
-@pytest.mark.parametrize(("rule", "strategy"), [("*", "vmap"), ("3.*", "auto")])
+@pytest.mark.parametrize(("rule", "strategy"), [("*", "loop"), ("*", "vmap"), ("3.*", "auto")])
 def test_the_size_of_a_chunk_does_not_show(
     chunk: int, inputs: int, rule: str, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is bounded by the weights of the draws, or by their inputs, or by the outputs of a head."""
+    """It is bounded by the weights of the draws, their inputs or their outputs."""
     model, x = spread(byov.bayesianize(mlp(), {rule: byov.Gaussian(-2.0)})).double(), torch.randn(inputs, 6).double()
     whole, sizes = byov.predict(model, x, 13, strategy, generator=seeded(), keep=True), []
+    monkeypatch.setattr(strategies, "TOGETHER", chunk * inputs * 3)
     monkeypatch.setitem(strategies.CHUNK, "cpu", chunk * max(99, inputs * 6))
     monkeypatch.setattr(head, "CHUNK", chunk * max(24, inputs * 3))
     take = Running.take

@@ -220,6 +220,10 @@ class BayesianModule(nn.Module):
         with lock_of(self):  # not while a prediction's draw stands in the network
             return super().state_dict(*args, **kwargs)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with lock_of(self):
+            return super().load_state_dict(*args, **kwargs)
+
     def get_extra_state(self) -> Tensor:
         return self.spec().encode()
 

@@ -6,7 +6,7 @@ with the highest log score: max_w 1/N Σ_n log Σ_s w_s p_s(y_n | x_n) over w �
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,12 @@ from byov.prediction.resident import Resident
 from byov.prediction.result import Prediction, Running, entropy, prediction_fields
 from byov.prediction.strategies import Loop
 
-NEGLIGIBLE = 1e-4  # a weight below it becomes 0, so that its draw need not be computed again
-
 
 def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, iterations: int = 20_000) -> Tensor:
     """The weights (S,) of S predictives (S, N, C) that give the labels (N,) the highest mean log score.
 
-    By EM, w_s ← w_s · mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never leaves the simplex and never lowers the score. It
-    stops where the score is within `tolerance` nats of the best there is: by concavity, the gap is at most
-    max_s mean_n [p_s(y_n) / Σ_r w_r p_r(y_n)] − 1.
+    By EM, w_s ← w_s · g_s with g_s = mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never lowers the score. It stops within
+    `tolerance` nats of the best there is: by concavity, the gap is at most max_s g_s − 1.
     """
     if probs.ndim != 3 or labels.shape != probs.shape[1:2] or not labels.numel():
         found = f"{tuple(probs.shape)} and {len(labels)}"
@@ -90,11 +87,14 @@ def stack(
     if samples < 1:
         raise ValueError(f"Stacking needs at least one draw, not {samples}.")
     noises = _members(model) or [model.noise(generator) for _ in range(samples)]
-    probs = torch.cat([values.cpu() for values in _values(model, x, noises)], dim=1)
+    parts = [values.cpu() for values in _values(model, x, noises)]
+    if not parts:
+        raise ValueError("The loader is empty: there is nothing to stack.")
+    probs = torch.cat(parts, dim=1)
     if labels.shape != probs.shape[1:2]:
         raise ValueError(f"Stacking takes one label for each of {probs.shape[1]} inputs, not {tuple(labels.shape)}.")
     weights = stacking_weights(probs, labels.cpu(), tolerance)
-    weights = torch.where(weights < NEGLIGIBLE, 0.0, weights)
+    weights = torch.where(weights < 1e-4, 0.0, weights)  # no draw is computed again for nothing
     kept = weights.nonzero()[:, 0].tolist()
     return Stacked(model, [noises[i] for i in kept], weights[kept] / weights.sum())
 
@@ -114,7 +114,7 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
     """The class probabilities (S, N, C) of each batch under the draws."""
     resident = Resident(model)
-    for batch in [x] if isinstance(x, Tensor) else x:
+    for batch in [x] if isinstance(x, Tensor | Mapping) else x:
         draws = Loop(model, ready(first_of(batch), model), resident)
         running = Running(size_of(draws.x), "classification", None, keep=True)
         with resident.installed(), torch.inference_mode(False), torch.no_grad():

@@ -64,7 +64,7 @@ class Loop:
 
 
 class Vmap(Loop):
-    """Draws batched by torch.vmap; a network whose code is not known is compared with a pass of its own."""
+    """Draws batched by torch.vmap, on contiguous inputs (all that it knows); unknown code is compared with its passes."""
 
     strategy = "vmap"
 
@@ -93,7 +93,7 @@ class Vmap(Loop):
     def _one(self, noise: list[Noise]) -> Tensor:
         net, tensors = self.model.net, self.model.tensors(noise)
         under = lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False)  # noqa: E731
-        return call(under, mapped(Tensor.clone, self.x))
+        return call(under, mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x))
 
 
 @contextmanager
