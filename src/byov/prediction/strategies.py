@@ -64,7 +64,7 @@ class Loop:
 
 
 class Vmap(Loop):
-    """Draws batched by torch.vmap, on contiguous inputs (all that it knows); unknown code is compared with its passes."""
+    """Draws batched by torch.vmap, on contiguous inputs (all it knows); unknown code is compared with its passes."""
 
     strategy = "vmap"
 
