@@ -54,8 +54,13 @@ class _Split(torch.autograd.Function):
 
 @torch.library.custom_op("byov::cat_gradients", mutates_args=())
 def _cat(parts: list[Tensor]) -> Tensor:
-    """`torch.cat` along the last dimension, in an operator that the compiler does not look into."""
-    return torch.cat(parts, dim=-1)
+    """`torch.cat` along the last dimension, in an operator that the compiler does not look into.
+
+    One copy of many tensors: `cat` itself takes five times as long on a GPU where the parts are of unequal sizes.
+    """
+    flat = parts[0].new_empty(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
+    torch._foreach_copy_(flat.split([part.shape[-1] for part in parts], dim=-1), parts)
+    return flat
 
 
 @_cat.register_fake

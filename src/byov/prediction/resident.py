@@ -33,14 +33,16 @@ class Resident:
 
     @torch.inference_mode(False)
     def _allocate(self) -> None:
-        self._flat: list[list[Tensor]] = []
+        # The flat draw, its parts, and where they go. To cut every draw anew takes the host longer than to copy it.
+        self._flat: list[tuple[Tensor, tuple[Tensor, ...], list[Tensor]]] = []
         self._named: dict[str, Tensor] = {}
         for factor, like in zip(self.model.factors, self._likes(), strict=True):
             # Not views of one tensor: a compiled network copies whatever is not aligned, at every call.
             weights = {s.name: nn.Parameter(like.new_empty(s.shape), requires_grad=False) for s in factor.layout.slots}
-            buffers = {name: torch.empty_like(value) for name, value in factor.mean_buffers().items()}
-            self._flat.append([weight.view(-1) for weight in weights.values()])
-            self._named |= {**factor.layout.with_ties(weights), **buffers}
+            flat = like.new_empty(factor.layout.numel)
+            self._flat.append((flat, flat.split(factor.layout.sizes), [weight.view(-1) for weight in weights.values()]))
+            self._named |= factor.layout.with_ties(weights)
+            self._named |= {name: torch.empty_like(value) for name, value in factor.mean_buffers().items()}
 
     def _likes(self) -> list[Tensor]:
         return [next(iter(factor.roles.values())).detach() for factor in self.model.factors]
@@ -50,11 +52,11 @@ class Resident:
         """Write the draw with this noise into its place; without noise the posterior mean."""
         if any(place.get(leaf) is not tensor for place, leaf, tensor in self._places):
             raise RuntimeError("The network replaces its own weights as it runs, so that no further draw can reach it.")
-        for i, (factor, flat) in enumerate(zip(self.model.factors, self._flat, strict=True)):
-            drawn = factor.flat_mean() if noise is None else self._draw[i](noise[i])
-            torch._foreach_copy_(flat, drawn.split(factor.layout.sizes))
-            buffers = factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])
-            for name, value in buffers.items():
+        for i, factor in enumerate(self.model.factors):
+            flat, parts, weights = self._flat[i]
+            flat.copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
+            torch._foreach_copy_(weights, parts)
+            for name, value in (factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])).items():
                 self._named[name].copy_(value)
 
     @contextmanager

@@ -150,13 +150,11 @@ class Running:
         """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
         parts = self._stopped + ([(self.open, self.moments)] if len(self.open) else [])
         order = torch.cat([index for index, _ in parts]).argsort()
-        found = [moments.result(self.precision) for _, moments in parts]
-        fields = {
-            name: None if value is None else torch.cat([part[name] for part in found])[order.to(value.device)]  # type: ignore[misc]
-            for name, value in found[0].items()
-        }
-        bad = int((~fields["mean"].isfinite()).reshape(self.size, -1).any(1).sum())  # type: ignore[union-attr]
-        if bad:
+        fields, *others = (moments.result(self.precision) for _, moments in parts)
+        for name, value in fields.items() if others else ():  # to put them in order makes the host wait for a GPU
+            if value is not None:
+                fields[name] = torch.cat([value, *(part[name] for part in others)])[order.to(value.device)]  # type: ignore[list-item]
+        if bad := int((~fields["mean"].isfinite()).reshape(self.size, -1).any(1).sum()):  # type: ignore[union-attr]
             raise ValueError(f"The network's outputs are not finite for {bad} of {self.size} inputs.")
         used = torch.cat([torch.full((len(index),), moments.count) for index, moments in parts])[order]
         draws = torch.cat(self._kept) if self._kept else None
