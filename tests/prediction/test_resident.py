@@ -174,3 +174,21 @@ def test_a_model_that_changes_its_dtype(family: Any, strategy: Any) -> None:
         expected = by_hand(model.to(dtype), x.to(dtype), 4)
         found = serving(x.to(dtype), seeded()).draws
         assert_close(found, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("rules", [byov.Gaussian(-2.0), {"0.*": byov.EMP(2, spread=1.0), "*": byov.Gaussian(-2.0)}])
+def test_weights_that_do_not_lie_on_16_bytes_are_drawn_too(rules: Any) -> None:
+    # Sizes 15, 5, 25, 5, 10, 2: most tensors begin at odd places of the flat draw.
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2))
+    model, x = byov.bayesianize(net, rules), torch.randn(4, 3)
+    assert_close(
+        byov.predict(model, x, 6, "loop", generator=seeded(), keep=True).draws,
+        by_hand(model, x, 6),
+    )
+
+
+def test_a_loader_without_batches_is_refused_by_what_is_stacked() -> None:
+    model = byov.bayesianize(mlp(), byov.Gaussian(-3.0))
+    stacked = byov.stack(model, torch.randn(4, 6), torch.zeros(4, dtype=torch.long), 2)
+    with pytest.raises(ValueError, match="The loader is empty"):
+        stacked.predict([])

@@ -102,8 +102,6 @@ class Serving:
             for batch in _tracked(x, progress):
                 generator.set_state(start)  # the same draws for every batch
                 parts.append(self._batch(ready(first_of(batch), self.model), generator))
-        if not parts:
-            raise ValueError("The loader is empty: there is nothing to predict.")
         return Prediction.cat(parts)
 
     def _batch(self, x: Batch, generator: Generator) -> Prediction:

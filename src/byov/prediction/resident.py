@@ -33,16 +33,18 @@ class Resident:
 
     @torch.inference_mode(False)
     def _allocate(self) -> None:
-        # The flat draw, its parts, and where they go. To cut every draw anew takes the host longer than to copy it.
-        self._flat: list[tuple[Tensor, tuple[Tensor, ...], list[Tensor]]] = []
+        self._flat = [like.new_empty(f.layout.numel) for f, like in zip(self.model.factors, self._likes(), strict=True)]
         self._named: dict[str, Tensor] = {}
-        for factor, like in zip(self.model.factors, self._likes(), strict=True):
-            # Not views of one tensor: a compiled network copies whatever is not aligned, at every call.
-            weights = {s.name: nn.Parameter(like.new_empty(s.shape), requires_grad=False) for s in factor.layout.slots}
-            flat = like.new_empty(factor.layout.numel)
-            self._flat.append((flat, flat.split(factor.layout.sizes), [weight.view(-1) for weight in weights.values()]))
-            self._named |= factor.layout.with_ties(weights)
+        copies: list[tuple[Tensor, Tensor]] = []
+        for factor, flat in zip(self.model.factors, self._flat, strict=True):
+            for slot, part in zip(factor.layout.slots, flat.split(factor.layout.sizes), strict=True):
+                if part.data_ptr() % 16:  # bytes. A compiled network would copy it, too: at every call
+                    copies.append((part.clone(), part))
+                    part = copies[-1][0]
+                weight = nn.Parameter(part.view(slot.shape), requires_grad=False)
+                self._named |= dict.fromkeys(slot.names, weight)
             self._named |= {name: torch.empty_like(value) for name, value in factor.mean_buffers().items()}
+        self._copies, self._originals = [copy for copy, _ in copies], [part for _, part in copies]
 
     def _likes(self) -> list[Tensor]:
         return [next(iter(factor.roles.values())).detach() for factor in self.model.factors]
@@ -53,11 +55,11 @@ class Resident:
         if any(place.get(leaf) is not tensor for place, leaf, tensor in self._places):
             raise RuntimeError("The network replaces its own weights as it runs, so that no further draw can reach it.")
         for i, factor in enumerate(self.model.factors):
-            flat, parts, weights = self._flat[i]
-            flat.copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
-            torch._foreach_copy_(weights, parts)
+            self._flat[i].copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
             for name, value in (factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])).items():
                 self._named[name].copy_(value)
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._originals)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -65,7 +67,7 @@ class Resident:
         with lock_of(self.model), ExitStack() as undo:
             if self._draw:
                 raise RuntimeError("A Serving cannot be called inside a pass of its own: call byov.predict there.")
-            if [(f[0].device, f[0].dtype) for f in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
+            if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
                 self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
             undo.enter_context(evaluating(self.model.net, modules.values()))

@@ -48,6 +48,8 @@ class Prediction:
     @classmethod
     def cat(cls, parts: list[Prediction]) -> Prediction:
         """The predictions of several batches as one, on the CPU."""
+        if not parts:
+            raise ValueError("The loader is empty: there is nothing to predict.")
         joined: dict[str, Any] = {}
         for name in (field.name for field in fields(cls)):
             values = [getattr(part, name) for part in parts]

@@ -78,10 +78,7 @@ def stack(
     generator: Generator | None = None,
     tolerance: float = 1e-6,
 ) -> Stacked:
-    """Fit stacking weights on held-out inputs and labels: over the members of an explicit ensemble, else over draws.
-
-    `tolerance` is that of `stacking_weights`. An `Ensemble` over all weights has its K members in the place of draws.
-    """
+    """Fit `stacking_weights` on held-out data: over the members of an `Ensemble` of all weights, else over draws."""
     if not isinstance(model, BayesianModule):
         raise TypeError(f"Stacking weighs the draws of a BayesianModule, not of {type(model).__name__}.")
     if samples < 1:
