@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import byov
+from byov.prediction import stack
 
 from .networks import NETWORKS, STRATEGIES, Net, Recurrent, Tied, by_hand, mlp, seeded, shared, snapshot, spread
 
@@ -189,6 +190,6 @@ def test_weights_that_do_not_lie_on_16_bytes_are_drawn_too(rules: Any) -> None:
 
 def test_a_loader_without_batches_is_refused_by_what_is_stacked() -> None:
     model = byov.bayesianize(mlp(), byov.Gaussian(-3.0))
-    stacked = byov.stack(model, torch.randn(4, 6), torch.zeros(4, dtype=torch.long), 2)
+    stacked = stack(model, torch.randn(4, 6), torch.zeros(4, dtype=torch.long), 2)
     with pytest.raises(ValueError, match="The loader is empty"):
         stacked.predict([])
