@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 _LATER = {"features": "byov.ssl.features"}
 """Names whose modules need timm and torchvision: imported when asked for, so that `import byov` stays light."""
 
-_PARTS = ("data", "evaluation", "exploration", "metrics", "models", "overhead", "pruning", "ssl", "train")
+_PARTS = ("data", "evaluation", "metrics", "models", "overhead", "pruning", "runs", "ssl", "train")
 """Parts that `byov.NAME` finds without an import of their own."""
 
 

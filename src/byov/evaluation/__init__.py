@@ -1,8 +1,39 @@
-"""How good a classifier is and how well it knows: on clean images and under shift, at μ and under draws."""
+"""Numbers about a model: scores clean and under shift, and what its posterior looks like; one file per question."""
 
-from byov.evaluation.predictors import Classifier, Predictor, Probed
+from byov.evaluation.alignment import Alignment, alignment, predictive_std
+from byov.evaluation.convergence import Convergence, convergence
+from byov.evaluation.gallery import Gallery, gallery
+from byov.evaluation.humans import HumanAgreement, human_agreement, human_entropy
+from byov.evaluation.layers import LayerHistory, layer_history
+from byov.evaluation.noise import NoiseVariance, noise_variance
 from byov.evaluation.rows import Row, evaluate
 from byov.evaluation.scores import scores
 from byov.evaluation.summary import summarise
+from byov.posterior.layers import LayerStatistics, layer_statistics
+from byov.runs.predictor import Classifier, Predictor, Probed
 
-__all__ = ["Classifier", "Predictor", "Probed", "Row", "evaluate", "scores", "summarise"]
+__all__ = [
+    "Alignment",
+    "Classifier",
+    "Convergence",
+    "Gallery",
+    "HumanAgreement",
+    "LayerHistory",
+    "LayerStatistics",
+    "NoiseVariance",
+    "Predictor",
+    "Probed",
+    "Row",
+    "alignment",
+    "convergence",
+    "evaluate",
+    "gallery",
+    "human_agreement",
+    "human_entropy",
+    "layer_history",
+    "layer_statistics",
+    "noise_variance",
+    "predictive_std",
+    "scores",
+    "summarise",
+]

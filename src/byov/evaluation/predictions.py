@@ -5,63 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
 from byov.data import Batches, FolderSet, ImageSet
-from byov.evaluation.predictors import Predictor
-from byov.posterior.random import stream
-from byov.prediction import Prediction, predict
-from byov.prediction.predict import Strategy
-from byov.ssl.probe import READ
+from byov.prediction import Prediction
+from byov.runs import Run
 
 NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_information")
-Predict = Callable[[Tensor], Prediction]
-"""From images (N, C, H, W) in [0, 1] to what is predicted of them."""
-
-
-def network_predict(
-    net: nn.Module,
-    samples: int,
-    strategy: Strategy = "auto",
-    tolerance: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-) -> Predict:
-    """`byov.predict` of a classifier on standardised images; every call uses the same draws, whatever the images."""
-    shift, scale = (
-        None if values is None else torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std)
-    )
-
-    def call(images: Tensor) -> Prediction:
-        generator = Generator(device).manual_seed(stream(seed, READ))
-        batch = images.to(device)
-        batch = batch if shift is None else batch - shift
-        batch = batch if scale is None else batch / scale
-        try:
-            found = predict(net.eval(), batch, samples, strategy, tolerance, generator)
-        except (RuntimeError, AssertionError, IndexError) as error:
-            shape = "×".join(map(str, images.shape[1:]))
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
-        if found.mean.ndim != 2 or len(found.mean) != len(images):
-            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {tuple(found.mean.shape)}.")
-        return found
-
-    return call
-
-
-def probe_predict(predictor: Predictor, samples: int) -> Predict:
-    """The linear head of a probe: under draws where the encoder has a posterior, else at its weights."""
-    return lambda images: predictor(images, samples if predictor.posterior else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,20 +50,16 @@ class Predictions:
 
 
 def predict_all(
-    call: Predict,
-    data: ImageSet | FolderSet,
-    class_names: Sequence[str],
-    batch_size: int = 512,
-    root: Path | None = None,
-    advance: Callable[[int], Any] | None = None,
+    run: Run, data: ImageSet | FolderSet, root: Path | None = None, advance: Callable[[int], Any] | None = None
 ) -> Predictions:
-    """Predict every image of a set, a batch at a time; `class_names` are the model's, numbers where they do not fit.
+    """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
 
     Of a folder, files that cannot be read are left out and counted; names are relative to `root`.
     """
+    samples = run.reading.samples if run.posterior else None
     rows, parts, indices = [], [], []
-    for batch in Batches(data, batch_size, shuffle=False, drop_last=False):
-        prediction = call(batch.images.float() / 255)
+    for batch in Batches(data, run.reading.batch_size, shuffle=False, drop_last=False):
+        prediction = _predicted(run, batch.images.float() / 255, samples)
         rows.append(_columns(prediction))
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
         indices += batch.indices.tolist()
@@ -117,7 +69,9 @@ def predict_all(
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read.")
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     probabilities, spread = (np.concatenate([part[i] for part in parts]) for i in range(2))
-    names = tuple(class_names) if len(class_names) == probabilities.shape[1] else _numbers(probabilities.shape[1])
+    classes = probabilities.shape[1]
+    names = tuple(run.class_names or data.class_names)
+    names = names if len(names) == classes else tuple(map(str, range(classes)))
     same = tuple(data.class_names) == names  # else its labels are numbers of other classes
     labels = data.labels.cpu().numpy()[indices] if same and data.labels is not None else None
     inputs = [_relative(data.paths[i], root) if isinstance(data, FolderSet) else str(i) for i in indices]
@@ -139,8 +93,13 @@ def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
     return {"predicted": predicted.cpu().numpy(), **numbers, "draws": draws}
 
 
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
+def _predicted(run: Run, images: Tensor, samples: int | None) -> Prediction:
+    try:
+        return run.predictor(images, samples)
+    except (RuntimeError, AssertionError, IndexError) as error:
+        shape = "×".join(map(str, images.shape[1:]))
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
 
 
 def _relative(path: str, root: Path | None) -> str:

@@ -15,11 +15,11 @@ from torch import Generator, Tensor
 
 from byov.data.config import Like
 from byov.data.tables import features
-from byov.evaluation.subjects import NO_NETWORK, digest, started_anew
 from byov.files import check_out, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
+from byov.runs.run import NO_NETWORK, digest, started_anew
 from byov.train.tabular import Regressor, TableConfig, Tabular, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)

@@ -11,10 +11,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.data.shift import SEVERITIES, Shift, check_severity
-from byov.evaluation.predictors import Classifier, Predictor
 from byov.evaluation.scores import Scores, scores
 from byov.posterior.random import stream
 from byov.prediction import Prediction
+from byov.runs.predictor import Classifier, Predictor
 
 CLEAN = "clean"
 CHUNK = 512

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled
-from byov.exploration.ranks import spearman
+from byov.evaluation.correlation import spearman
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction.resident import Resident
 from byov.prediction.result import Moments
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NOISE = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 STAGES = ("encoder", "projector", "predictor")
@@ -105,48 +100,3 @@ def noise_variance(
     }
     variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
     return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
-
-
-@styled
-def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
-    """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
-    import matplotlib
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm
-
-    made, panels = canvas(11.0, 2.7 * len(found) + 0.3, len(found), 4)
-    for row, (run, n) in zip(panels, found.items(), strict=True):
-        variance = torch.tensor(n.variance)
-        palette = matplotlib.colormaps["viridis"].resampled(len(n.noise))
-        edges = BoundaryNorm(range(len(n.noise) + 1), len(n.noise))
-        level = torch.arange(len(n.noise))[:, None].expand(variance.shape[1:]).flatten()
-        order = torch.randperm(len(level), generator=Generator().manual_seed(0))  # no strength hides another
-        for axes, (i, j) in zip(row, combinations(range(len(n.stages)), 2), strict=False):
-            x, y = variance[i].flatten()[order], variance[j].flatten()[order]
-            axes.scatter(x, y, c=level[order], cmap=palette, norm=edges, s=5, alpha=0.6, linewidths=0)
-            rank = n.correlation[f"{n.stages[i]}, {n.stages[j]}"]
-            axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
-            axes.set_title(f"Spearman {rank:.2f}")
-            plain(axes)
-            log_labels(axes.xaxis, axes.yaxis)
-        for axes in row[len(n.correlation) : 3]:
-            axes.set_visible(False)
-        shade = ScalarMappable(edges, palette)
-        bar = made.colorbar(shade, ax=row[:3], pad=0.01, aspect=22, ticks=[i + 0.5 for i in range(len(n.noise))])
-        bar.set_label("noise (std of pixels in 0…1)")
-        bar.ax.set_yticklabels([f"{s:g}" for s in n.noise])
-        last = row[3]
-        for stage, values, colour, marker in zip(n.stages, variance, COLOURS, MARKERS, strict=False):
-            middle = values.mean(1)
-            relative = middle / middle[0]
-            low, high = (torch.quantile(values, q, dim=1) / middle[0] for q in (0.25, 0.75))
-            last.plot(n.noise, relative, color=colour, marker=marker, markersize=3.5, linewidth=1.2, label=stage)
-            last.fill_between(n.noise, low, high, color=colour, alpha=0.15, linewidth=0)
-        last.set(xlabel="noise", ylabel="variance, relative to no noise", yscale="log")
-        last.set_title("mean and quartiles")
-        log_labels(last.yaxis)
-        last.legend()
-        plain(last)
-        if len(found) > 1:
-            row[0].set_ylabel(f"{run}\n{row[0].get_ylabel()}")
-    return made

@@ -1,13 +1,15 @@
-"""The fine-tuning of a supervised run's network between two rounds of pruning, as its recipe trained it."""
+"""Fine-tune a supervised network between two rounds of pruning, as its recipe trained it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, nn
 
 from byov.data import Batches, CropFlip, ImageSet
-from byov.pruning.runs import Prunable
+from byov.train.supervised import Supervised
 
 
 class FineTune:
@@ -16,8 +18,10 @@ class FineTune:
     One optimizer and one order of batches serve all rounds. There is no KL: what is fine-tuned is the plain network.
 
     Args:
-        run: of `byov train`.
+        recipe: the one that trained it.
         train: its training images.
+        mean: per channel, subtracted from the images.
+        std: per channel, what they are then divided by.
         epochs: per round.
         lr: the learning rate, held.
         seed: of batches and augmentation.
@@ -26,22 +30,22 @@ class FineTune:
 
     def __init__(
         self,
-        run: Prunable,
+        recipe: Supervised,
         train: ImageSet,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
         epochs: int = 1,
         lr: float = 1e-3,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if run.kind != "train":
-            raise ValueError("Fine-tuning needs an output layer: prune a run of byov train in rounds.")
         if epochs < 1 or lr <= 0:
             raise ValueError(
                 f"Fine-tuning takes at least one epoch and a learning rate above 0, not {epochs} and {lr}."
             )
-        still = run.recipe.augment == "none"
-        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, run.mean or None, run.std or None)
-        self.batches = Batches(train, min(run.recipe.train.batch, len(train)), seed=seed)
+        still = recipe.augment == "none"
+        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, mean and tuple(mean), std and tuple(std))
+        self.batches = Batches(train, min(recipe.train.batch, len(train)), seed=seed)
         self.generator = Generator(device).manual_seed(seed)
         self.epochs, self.lr = epochs, lr
         self.optimizer: torch.optim.Optimizer | None = None

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from byov.exploration.drawing import COLOURS, canvas, plain, styled
-from byov.exploration.ranks import bootstrap_error, pearson, spearman
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from byov.evaluation.correlation import bootstrap_error, pearson, spearman
 
 LEVELS = (0.5, 0.8, 0.95)
 GRID = 64
+FLOOR = 1e-7
+"""The least std whose logarithm is taken: float32 does not know a probability near 1 any better."""
 
 
 @dataclass(frozen=True)
@@ -128,38 +123,12 @@ def _short(values: np.ndarray) -> np.ndarray:
     return np.array([float(f"{v:.6g}") for v in values.ravel()]).reshape(values.shape)
 
 
-@styled
-def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
-    """A panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
-    made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
-    for axes, one in zip(panels, found, strict=True):
-        _panel(axes, one)
-        what = "log₁₀ predictive std" if one.log else "predictive std"
-        axes.set(xlabel=f"{what}, {first}", ylabel=f"{what}, {second}")
-    handles, labels = panels[0].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=3 if len(found) > 1 else 1)
-    return made
+def both_scales(first: Tensor, second: Tensor, seed: int) -> list[Alignment]:
+    """Align two predictive std as the paper does, and their logarithms."""
+    logarithms = alignment(first.clamp_min(FLOOR), second.clamp_min(FLOOR), log=True, seed=seed)
+    return [alignment(first, second, seed=seed), logarithms]
 
 
-def _panel(axes: Axes, found: Alignment) -> None:
-    a, b = torch.tensor(found.first), torch.tensor(found.second)
-    x, y = (a.log10(), b.log10()) if found.log else (a, b)
-    alpha, many = min(0.6, 400 / len(a) + 0.1), len(a) > 3000
-    axes.scatter(x, y, s=5, color="0.45", alpha=alpha, linewidths=0, rasterized=many, label=f"{len(a):,} images")
-    kde = found.kde
-    peak = max(map(max, kde.density))
-    levels = [share * peak for share in (0.05, 0.15, 0.3, 0.5, 0.7, 0.9)]
-    axes.contour(kde.x, kde.y, kde.density, levels=levels, colors=COLOURS[0], linewidths=0.9)
-    centre, covariance = np.array(found.fit.mean), np.array(found.fit.covariance)
-    turn = np.linspace(0, 2 * np.pi, 200)
-    circle = np.linalg.cholesky(covariance) @ np.stack([np.cos(turn), np.sin(turn)])
-    for level in LEVELS:
-        ellipse = centre[:, None] + np.sqrt(-2 * np.log(1 - level)) * circle
-        axes.plot(*ellipse, color=COLOURS[1], linewidth=1.1, linestyle="--")
-    axes.plot([], [], color=COLOURS[0], label="kernel density")
-    axes.plot([], [], color=COLOURS[1], linestyle="--", label="Gaussian fit: 50, 80, 95 %")
-    low = [0.0, 0.0] if not found.log else [kde.x[0], kde.y[0]]
-    axes.set(xlim=(low[0], kde.x[-1]), ylim=(low[1], kde.y[-1]))
-    pearson = f"Pearson {found.pearson:.2f} ± {found.pearson_error:.2f}"
-    axes.set_title(f"{pearson}, Spearman {found.spearman:.2f} ± {found.spearman_error:.2f}")
-    plain(axes)
+def read_alignment(values: dict[str, Any]) -> Alignment:
+    """Return an `Alignment` from its JSON."""
+    return Alignment(**{**values, "fit": GaussianFit(**values["fit"]), "kde": Density(**values["kde"])})

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
-from byov.exploration.drawing import COLOURS, canvas, log_labels, plain, styled
 from byov.posterior.random import stream
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -61,36 +56,3 @@ def convergence(
         rows.append([average[0], spread[0], average[1], spread[1], mean.std(0).mean()])
     columns = torch.tensor(rows, dtype=torch.float64).T.tolist()
     return Convergence(list(counts), *columns)
-
-
-@styled
-def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
-    """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
-
-    made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
-    for row, (run, shifts) in zip(panels, found.items(), strict=True):
-        for (shift, c), colour in zip(shifts.items(), COLOURS * 3, strict=False):
-            k = torch.tensor(c.draws, dtype=torch.float64)
-            label = shift.replace("_", " ")
-            for axes, middle, spread in ((row[0], c.mean, c.mean_spread), (row[1], c.std, c.std_spread)):
-                m, s = torch.tensor(middle), torch.tensor(spread)
-                axes.plot(k, m, color=colour, linewidth=1.3, label=label)
-                axes.fill_between(k, m - s, m + s, color=colour, alpha=0.2, linewidth=0)
-            row[2].plot(k, c.image_spread, color=colour, linewidth=1.3, label=label)
-        first = next(iter(shifts.values()))
-        guide = [first.image_spread[0] * (first.draws[0] / count) ** 0.5 for count in first.draws]
-        row[2].plot(first.draws, guide, color="0.35", linewidth=0.9, linestyle=(0, (1, 2)), label="∝ 1/√K")
-        row[2].set_yscale("log")
-        row[0].set_ylabel(f"{run}\npredictive mean" if len(found) > 1 else "predictive mean")
-        row[1].set_ylabel("predictive std")
-        row[2].set_ylabel("std of an image's mean")
-        for axes in row:
-            axes.set_xscale("log")
-            plain(axes)
-        log_labels(row[2].yaxis)
-    for axes in panels[-1]:
-        axes.set_xlabel("draws K")
-        log_labels(axes.xaxis)
-    handles, labels = panels[0][2].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return made

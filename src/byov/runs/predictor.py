@@ -1,10 +1,11 @@
-"""What an evaluation asks of a model: class probabilities of images in [0, 1], at μ and under draws."""
+"""Class probabilities of images in [0, 1], at μ and under draws: of a classifier, or of a probe on an encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from typing import Protocol, get_args
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,6 +16,7 @@ from byov.prediction import Prediction, predict
 from byov.prediction.inputs import device_of
 from byov.prediction.predict import Strategy
 from byov.prediction.result import Moments
+from byov.ssl.features import feature_draws, features
 from byov.ssl.probe import READ, Probe
 
 
@@ -27,7 +29,15 @@ class Predictor(Protocol):
         ...
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
-        """Under `samples` draws, or at μ where it is None."""
+        """Predict under `samples` draws, or at μ where it is None."""
+        ...
+
+    def draws(self, images: Tensor, samples: int) -> Tensor:
+        """Return the class probabilities (S, N, C) under each of the draws that `__call__` averages, on the CPU."""
+        ...
+
+    def read(self, network: nn.Module, images: Tensor) -> Tensor:
+        """Return the class probabilities (N, C) of another version of the network, such as a pruned one, at μ."""
         ...
 
 
@@ -39,6 +49,7 @@ class Classifier:
         mean: per channel, subtracted from the images; nothing by default.
         std: per channel, what they are then divided by.
         strategy: of `byov.predict`.
+        tolerance: of `byov.predict`.
         seed: of the draws.
         batch_size: a matter of speed and memory, not of the result.
         autocast: the dtype of mixed precision, say torch.bfloat16.
@@ -53,13 +64,14 @@ class Classifier:
         seed: int = 0,
         batch_size: int = 512,
         autocast: torch.dtype | None = None,
+        tolerance: float | None = None,
     ) -> None:
         if strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {strategy!r}.")
         if batch_size < 1:
             raise ValueError(f"A batch has at least one image, not {batch_size}.")
         self.net, self.strategy, self.seed, self.batch_size = net.eval(), strategy, seed, batch_size
-        self.device, self.autocast = device_of(net), autocast
+        self.device, self.autocast, self.tolerance = device_of(net), autocast, tolerance
         self.mean, self.std = (
             None if values is None else torch.tensor(values, device=self.device).view(1, -1, 1, 1)
             for values in (mean, std)
@@ -70,18 +82,34 @@ class Classifier:
         return isinstance(self.net, BayesianModule)
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
-        with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
-            return self._predict(images, samples)
-
-    def _predict(self, images: Tensor, samples: int | None) -> Prediction:
         if samples is not None:
-            generator = Generator(self.device).manual_seed(stream(self.seed, READ))
-            return predict(self.net, self._batches(images), samples, self.strategy, None, generator, progress=False)
-        with torch.no_grad():
+            return self._drawn(images, samples, keep=False)
+        with self._precision(), torch.no_grad():
             logits = torch.cat([self._logits(batch) for batch in self._batches(images)])
-        moments = Moments("classification")
-        moments.update(logits.softmax(1)[None])
-        return Prediction(**moments.result(None), samples=1, strategy="loop")  # type: ignore[arg-type]
+            moments = Moments("classification")
+            moments.update(logits.softmax(1)[None])
+            return Prediction(**moments.result(None), samples=1, strategy="loop")  # type: ignore[arg-type]
+
+    def draws(self, images: Tensor, samples: int) -> Tensor:
+        found = self._drawn(images, samples, keep=True).draws
+        assert found is not None
+        return found.cpu()
+
+    def read(self, network: nn.Module, images: Tensor) -> Tensor:
+        other = copy(self)
+        other.net, other.device = network.eval(), device_of(network)
+        return other(images).mean
+
+    def _drawn(self, images: Tensor, samples: int, keep: bool) -> Prediction:
+        generator = Generator(self.device).manual_seed(stream(self.seed, READ))
+        strategy, tolerance = ("loop", None) if keep else (self.strategy, self.tolerance)
+        with self._precision():
+            return predict(
+                self.net, self._batches(images), samples, strategy, tolerance, generator, keep=keep, progress=False
+            )
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
     def _logits(self, batch: Tensor) -> Tensor:
         out = self.net(batch)
@@ -109,3 +137,12 @@ class Probed:
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
         return self.probe.predict(images, samples, "linear")
+
+    def draws(self, images: Tensor, samples: int) -> Tensor:
+        probe, head = self.probe, self.probe.under_draws["linear"]
+        generator = Generator(probe.encoder.device or "cpu").manual_seed(stream(probe.seed, READ))
+        drawn = feature_draws(probe.encoder, images, samples, generator, **probe.options)
+        return torch.stack([head.probabilities(found).cpu() for found in drawn])
+
+    def read(self, network: nn.Module, images: Tensor) -> Tensor:
+        return self.probe.at_mean["linear"].probabilities(features(network, images, **self.probe.options))

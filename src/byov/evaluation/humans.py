@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from byov.exploration.drawing import COLOURS, MARKERS, canvas, plain, styled
-from byov.exploration.ranks import bootstrap_error, spearman
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from byov.evaluation.correlation import bootstrap_error, spearman
+from byov.metrics.functional import ood_auroc
 
 MEASURES = {
     "entropy_at_mean": "entropy at μ",
@@ -78,8 +74,6 @@ def human_agreement(
         bootstraps: of the images, for the errors.
         seed: of the bootstraps.
     """
-    from byov.metrics.functional import ood_auroc
-
     if probs.shape != counts.shape or len(labels) != len(probs) or not uncertainty:
         raise ValueError(
             f"Probabilities {tuple(probs.shape)} and votes {tuple(counts.shape)} are not of the same images."
@@ -113,48 +107,3 @@ def human_agreement(
         curve,
         float(human.mean()),
     )
-
-
-@styled
-def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
-    """Rank correlation by measure and model, and people's entropy against how sure each model is."""
-
-    made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
-    measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
-    width = 0.8 / len(found)
-    for i, ((run, agreement), colour) in enumerate(zip(found.items(), COLOURS, strict=False)):
-        there = [(k, *agreement.spearman[m]) for k, m in enumerate(measures) if m in agreement.spearman]
-        at = [k + (i - (len(found) - 1) / 2) * width for k, _, _ in there]
-        bars.bar(
-            at,
-            [v for _, v, _ in there],
-            0.92 * width,
-            yerr=[e for _, _, e in there],
-            color=colour,
-            label=run,
-            error_kw={"elinewidth": 0.9, "ecolor": "0.2"},
-        )
-        best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
-        tenths = [100 * (k + 0.5) / BINS for k in range(BINS)]
-        lines.plot(
-            tenths,
-            agreement.curve[best],
-            color=colour,
-            marker=MARKERS[i],
-            markersize=4,
-            linewidth=1.3,
-            label=f"{run}, {MEASURES.get(best, best)}",
-        )
-    some = next(iter(found.values()))
-    lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
-    lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
-    bars.set_xticks(range(len(measures)), [MEASURES[m].replace(" ", "\n", 1) for m in measures])
-    bars.set_ylabel("Spearman with people's entropy")
-    bars.axhline(0, color="0.3", linewidth=0.8)
-    bars.legend()
-    lines.set(xlabel="images from the surest to the least sure (%)", ylabel="people's entropy (nats)", xlim=(0, 100))
-    lines.set_ylim(bottom=0)
-    lines.legend()
-    for axes in (bars, lines):
-        plain(axes)
-    return made

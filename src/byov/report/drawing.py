@@ -65,8 +65,8 @@ def plain(*panels: Axes) -> None:
         axes.set_axisbelow(True)
 
 
-def words(text: str) -> str:
-    """A label with its indices set as such: N(μ_T, Σ_T)."""
+def subscripted(text: str) -> str:
+    """Set the indices of a label as subscripts: N(μ_T, Σ_T)."""
     return text.replace("μ_T", r"$\mu_T$").replace("Σ_T", r"$\Sigma_T$")
 
 

@@ -1,0 +1,127 @@
+"""What `byov explore` can tell about runs: the numbers of each item, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from byov.data import cifar10h
+from byov.data.augmentations import augment
+from byov.evaluation.alignment import both_scales, predictive_std
+from byov.evaluation.convergence import convergence
+from byov.evaluation.gallery import gallery
+from byov.evaluation.humans import human_agreement
+from byov.evaluation.layers import layer_history
+from byov.evaluation.noise import noise_variance
+from byov.runs import Run
+
+SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
+SEVERITY = 3
+NOISE_IMAGES = 256
+LEAST_IMAGES = 8
+
+Found = dict[str, Any]
+
+
+class Inapplicable(ValueError):
+    """None of the runs has what an item is about."""
+
+
+def explore(item: str, runs: Sequence[Run], bootstraps: int = 50) -> Found:
+    """Compute the numbers of an item for runs; raise `Inapplicable` where none of them has what it is about."""
+    if runs[0].reading.samples < 2 or bootstraps < 2:
+        raise ValueError("Exploration needs at least two draws and two bootstraps.")
+    if (limit := runs[0].reading.limit) is not None and limit < LEAST_IMAGES:
+        raise ValueError(f"Exploration needs at least {LEAST_IMAGES} images, not {limit}.")
+    return ITEMS[item](runs, bootstraps)
+
+
+def _layers(runs: Sequence[Run], bootstraps: int) -> Found:
+    found = {run.name: asdict(layer_history(run.header.folder)) for run in runs if run.q is not None and run.header}
+    if not found:
+        raise Inapplicable("None of the runs has a posterior, whose layers could be shown.")
+    return found
+
+
+def _convergence(runs: Sequence[Run], bootstraps: int) -> Found:
+    drawn = [run for run in runs if run.posterior]
+    if not drawn:
+        raise Inapplicable("None of the runs has a posterior to draw from, which convergence needs.")
+    found: Found = {run.name: {} for run in drawn}
+    for run in drawn:
+        seed, counts = run.reading.seed, range(1, run.reading.samples + 1)
+        for shift in SHIFTS:
+            chance = torch.Generator().manual_seed(seed)
+            images = run.pixels if shift == "clean" else augment(run.pixels.cpu(), shift, SEVERITY, chance)
+            found[run.name][shift] = asdict(convergence(run.draws(images), counts, bootstraps, seed))
+    return found
+
+
+def _noise(runs: Sequence[Run], bootstraps: int) -> Found:
+    found = {}
+    for run in runs:
+        if run.kind == "pretrain" and run.q is not None:
+            images, r = run.pixels[:NOISE_IMAGES].cpu(), run.reading
+            made = noise_variance(run.q, images, samples=r.samples, seed=r.seed, **run.normalisation)
+            found[run.name] = asdict(made)
+    if not found:
+        raise Inapplicable("None of the runs is of byov pretrain with a posterior, whose parts noise goes through.")
+    return found
+
+
+def _alignment(runs: Sequence[Run], bootstraps: int) -> Found:
+    drawn = [run for run in runs if run.posterior]
+    if len(drawn) < 2:
+        raise Inapplicable("Alignment compares two runs with posteriors, such as BYOV and a supervised one: give both.")
+    first, second = drawn[:2]
+    if len(first.images) != len(second.images) or not torch.equal(first.labels, second.labels):
+        raise Inapplicable(f"{first.name} and {second.name} are not of the same images.")
+    one, other = (predictive_std(run.prediction.std.cpu()) for run in (first, second))
+    found = [asdict(made) for made in both_scales(one, other, first.reading.seed)]
+    return {"first": first.name, "second": second.name, "alignment": found}
+
+
+def _gallery(runs: Sequence[Run], bootstraps: int) -> Found:
+    found = {}
+    for run in runs:
+        measure = "mutual information" if run.posterior else "entropy"
+        uncertainty = run.prediction.mutual_information if run.posterior else run.prediction.entropy
+        assert uncertainty is not None
+        names, mean = run.images.class_names, run.prediction.mean
+        found[run.name] = asdict(gallery(run.images.images, run.labels, names, mean, uncertainty, measure))
+    return found
+
+
+def _humans(runs: Sequence[Run], bootstraps: int) -> Found:
+    if any(run.data != "cifar10" for run in runs):
+        raise Inapplicable("People's votes are at hand for CIFAR-10 only (CIFAR-10H), and not all runs are of it.")
+    root = runs[0].reading.root
+    try:
+        votes = cifar10h(None if root is None else str(root))
+    except ValueError as error:
+        raise Inapplicable(str(error)) from error
+    found = {}
+    for run in runs:
+        assert run.at_mean.entropy is not None
+        uncertainty = {"entropy_at_mean": run.at_mean.entropy}
+        if (drawn := run.under_draws) is not None:
+            measures = ("entropy", "expected_entropy", "mutual_information")
+            uncertainty |= {name: getattr(drawn, name) for name in measures} | {"std": predictive_std(drawn.std)}
+        probs, votes_here, seed = run.prediction.mean.cpu(), votes[run.places], run.reading.seed
+        made = human_agreement(uncertainty, probs, run.labels, votes_here, 4 * bootstraps, seed)
+        found[run.name] = asdict(made)
+    return found
+
+
+ITEMS: dict[str, Callable[[Sequence[Run], int], Found]] = {
+    "layers": _layers,
+    "convergence": _convergence,
+    "noise": _noise,
+    "alignment": _alignment,
+    "gallery": _gallery,
+    "humans": _humans,
+}
+"""The items by name; `byov.report.figures.EXPLORED` draws each."""

@@ -1,0 +1,208 @@
+"""What sparsity costs, without retraining: by SNR, by magnitude, and of a deterministic twin (BYOV, Figure 4 left).
+
+A file of curves is
+
+    {"kind": "byov prune sweep", "protocol": {...},
+     "curves": [{"model": "byov", "by": "snr", "sparsity": [0, …], "top1": [0.9, …], "ece": […], "nll": […]}, …]}
+
+with shares, not per cent; a curve may have a "seed" and a "probe" beside that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from byov.data import ImageSet
+from byov.data.labelled import check_classes
+from byov.metrics import functional as metrics
+from byov.pruning import Block, prune, weights
+from byov.pruning.unstructured import By, Scope, check
+from byov.runs import Classifier, Reading, Run, open_run
+from byov.ssl.features import features
+from byov.ssl.linear import LinearProbe, linear_probe
+from byov.ssl.probe import ProbeSettings
+
+KIND = "byov prune sweep"
+SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+BINS = 15
+
+Probing = Literal["fixed", "refitted"]
+Curve = dict[str, Any]
+Read = Callable[[nn.Module], Tensor]
+"""From a pruned network to its class probabilities (N, C) of the test images."""
+Report = Callable[[str, By, float], Any]
+
+
+class Prunable:
+    """The part of a run's network that is pruned: of a pretraining run its encoder, of a supervised one all of it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.prefix = "encoder." if run.kind == "pretrain" else ""
+        self.name = run.recipe.model.encoder if run.kind == "pretrain" else run.recipe.model.name
+
+    def where(self, name: str, module: nn.Module, parameter: Tensor) -> bool:
+        """Tell which parameters may be pruned; for `byov.prune`."""
+        return name.startswith(self.prefix) and weights(name, module, parameter)
+
+    def blocks(self, block: Block) -> bool:
+        """Tell which blocks may lose groups; for `byov.pruning.prune_groups`."""
+        return block.name.startswith(self.prefix)
+
+    def kept(self, network: nn.Module) -> nn.Module:
+        """Return what is kept of a pruned network: the encoder, or all of it."""
+        return network.get_submodule("encoder") if self.prefix else network
+
+
+def reader(
+    run: Run, train: ImageSet | None, test: ImageSet, probing: Probing = "fixed", seed: int = 0
+) -> tuple[Read, dict[str, Any]]:
+    """Return how pruned versions of a run's network are read, and what a protocol should say about it.
+
+    A supervised network has an output layer of its own. On an encoder a linear probe is fitted to the training images:
+    "fixed" once, on the encoder as it was before pruning, so that nothing at all is retrained; or "refitted" to each.
+    """
+    if run.kind == "train":
+
+        def read_classifier(net: nn.Module) -> Tensor:
+            return Classifier(net, **run.normalisation)(test.images.float() / 255).mean
+
+        return read_classifier, {"head": "the network's own output layer"}
+    assert train is not None
+    chosen = {key: value for key, value in asdict(ProbeSettings(seed=seed)).items() if key in PROBE_SETTINGS}
+
+    def fit(net: nn.Module) -> LinearProbe:
+        assert train.labels is not None
+        fitted = features(net, train.images, **run.normalisation)
+        return linear_probe(fitted, train.labels.to(fitted.device), classes=len(train.class_names), **chosen)
+
+    before = fit(run.network) if probing == "fixed" else None
+
+    def read_probe(net: nn.Module) -> Tensor:
+        return (before or fit(net)).probabilities(features(net, test.images, **run.normalisation))
+
+    about = {"name": train.name, "digest": train.digest, "images": len(train)}
+    return read_probe, {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": about}
+
+
+PROBE_SETTINGS = ("l2", "holdout", "max_iter", "seed")
+
+
+def curve(
+    run: Run,
+    read: Read,
+    labels: Tensor,
+    by: By,
+    sparsities: Sequence[float] = SPARSITIES,
+    scope: Scope = "layer",
+    bins: int = BINS,
+    report: Callable[[float], Any] | None = None,
+) -> Curve:
+    """Prune a run's network to each sparsity and score what is left."""
+    found: Curve = {"by": by, "sparsity": list(sparsities), "top1": [], "ece": [], "nll": []}
+    where = Prunable(run).where
+    for sparsity in sparsities:
+        probs = read(prune(run.network, sparsity, by, scope, where).eval())
+        target = labels.to(probs.device)
+        found["top1"].append(metrics.accuracy(probs, target).item())
+        found["ece"].append(metrics.calibration_error(probs, target, bins).item())
+        found["nll"].append(metrics.nll(probs, target).item())
+        if report is not None:
+            report(sparsity)
+    return found
+
+
+def orders(run: Run) -> tuple[By, ...]:
+    """Return the rankings that a run allows: by SNR only with a posterior."""
+    return ("magnitude",) if run.q is None else ("snr", "magnitude")
+
+
+def sweep_runs(
+    path: Path,
+    twin: Path | None = None,
+    sparsities: Sequence[float] = SPARSITIES,
+    scope: Scope = "layer",
+    probing: Probing = "fixed",
+    reading: Reading | None = None,
+    names: tuple[str, str] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Compute the curves of a run by SNR (if it has a posterior) and by magnitude, and of its twin by magnitude.
+
+    Args:
+        path: a run of `byov pretrain`, whose encoder is pruned, or of `byov train`.
+        twin: another one on the same images, say of BYOL for one of BYOV.
+        sparsities: each in [0, 1).
+        scope: "layer", as in the paper, or "global".
+        probing: see `reader`.
+        reading: the split to read, where the data and the model are, and the seed of the probe's held-out part.
+        names: of the run and its twin in the file; their folders' names by default.
+        report: called with (name, by, sparsity) after each network.
+    """
+    if probing not in get_args(Probing):
+        raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
+    if not sparsities:
+        raise ValueError("A sweep needs at least one sparsity.")
+    reading = reading or Reading()
+    labels = names or (_name(path), "" if twin is None else _name(twin))
+    if twin is not None and labels[0] == labels[1]:
+        labels = (labels[0], f"{labels[1]} (twin)")
+    run = open_run(path, reading, labels[0])
+    for sparsity in sparsities:
+        check(run.network, sparsity, "magnitude", scope)
+    other = None if twin is None else open_run(twin, reading, labels[1])
+    if other is not None and (other.data, other.kind) != (run.data, run.kind):
+        theirs, ours = (f"of byov {each.kind} on {each.data}" for each in (other, run))
+        raise ValueError(f"A twin differs by its posterior only: {twin} is a run {theirs}, not {ours}.")
+    test = run.load_own(reading.split)
+    train = run.load_own("train") if run.kind == "pretrain" else None
+    if train is not None:
+        check_classes(train, test, reading.split)
+    assert test.labels is not None
+    curves: list[Curve] = []
+    how: dict[str, Any] = {}
+    for each in [run] if other is None else [run, other]:
+        read, how = reader(each, train, test, probing, reading.seed)
+        for by in orders(each) if each is run else ("magnitude",):
+            told = None if report is None else lambda at, name=each.name, by=by: report(name, by, at)
+            curves.append({"model": each.name, **curve(each, read, test.labels, by, sparsities, scope, report=told)})
+    protocol = {
+        "runs": [str(each) for each in (path, twin) if each is not None],
+        "pruned": f"{Prunable(run).name}, the weights of its {'encoder' if run.kind == 'pretrain' else 'layers'}",
+        "retrained": "nothing" if probing == "fixed" or run.kind == "train" else "the linear probe",
+        "scope": scope,
+        "reading": how,
+        "bins": BINS,
+        "seed": reading.seed,
+        "test": {"name": test.name, "split": reading.split, "digest": test.digest, "images": len(test)},
+        "device": torch.device(reading.device).type,
+        "torch": str(torch.__version__),
+    }
+    return {"kind": KIND, "protocol": protocol, "curves": curves}
+
+
+def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
+    """Top-1 by SNR minus top-1 by magnitude of the same models at a sparsity, in points, mean over what is there."""
+    points: dict[str, list[float]] = {"snr": [], "magnitude": []}
+    with_snr = {(c["model"], c.get("seed"), c.get("probe")) for c in curves if c["by"] == "snr"}
+    for each in curves:
+        if (each["model"], each.get("seed"), each.get("probe")) in with_snr:
+            points[each["by"]] += [
+                100 * top1
+                for at, top1 in zip(each["sparsity"], each["top1"], strict=True)
+                if math.isclose(at, sparsity)
+            ]
+    if not points["snr"] or len(points["snr"]) != len(points["magnitude"]):
+        return None
+    return sum(points["snr"]) / len(points["snr"]) - sum(points["magnitude"]) / len(points["magnitude"])
+
+
+def _name(run: Path) -> str:
+    return (run.parent if run.is_file() else run).resolve().name

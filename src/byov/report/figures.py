@@ -1,0 +1,329 @@
+"""Every figure about a posterior, drawn from the numbers of `byov.evaluation` and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Generator
+
+from byov.evaluation.alignment import LEVELS, Alignment, read_alignment
+from byov.evaluation.convergence import Convergence
+from byov.evaluation.gallery import Gallery, Shown
+from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
+from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
+from byov.evaluation.noise import NoiseVariance
+from byov.evaluation.pruning import Curve
+from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, log_labels, plain, styled, subscripted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LINES = ("-", "--", ":", "-.")
+
+
+@styled
+def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
+    """A panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
+    made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
+    for axes, one in zip(panels, found, strict=True):
+        _panel(axes, one)
+        what = "log₁₀ predictive std" if one.log else "predictive std"
+        axes.set(xlabel=f"{what}, {first}", ylabel=f"{what}, {second}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=3 if len(found) > 1 else 1)
+    return made
+
+
+def _panel(axes: Axes, found: Alignment) -> None:
+    a, b = torch.tensor(found.first), torch.tensor(found.second)
+    x, y = (a.log10(), b.log10()) if found.log else (a, b)
+    alpha, many = min(0.6, 400 / len(a) + 0.1), len(a) > 3000
+    axes.scatter(x, y, s=5, color="0.45", alpha=alpha, linewidths=0, rasterized=many, label=f"{len(a):,} images")
+    kde = found.kde
+    peak = max(map(max, kde.density))
+    levels = [share * peak for share in (0.05, 0.15, 0.3, 0.5, 0.7, 0.9)]
+    axes.contour(kde.x, kde.y, kde.density, levels=levels, colors=COLOURS[0], linewidths=0.9)
+    centre, covariance = np.array(found.fit.mean), np.array(found.fit.covariance)
+    turn = np.linspace(0, 2 * np.pi, 200)
+    circle = np.linalg.cholesky(covariance) @ np.stack([np.cos(turn), np.sin(turn)])
+    for level in LEVELS:
+        ellipse = centre[:, None] + np.sqrt(-2 * np.log(1 - level)) * circle
+        axes.plot(*ellipse, color=COLOURS[1], linewidth=1.1, linestyle="--")
+    axes.plot([], [], color=COLOURS[0], label="kernel density")
+    axes.plot([], [], color=COLOURS[1], linestyle="--", label="Gaussian fit: 50, 80, 95 %")
+    low = [0.0, 0.0] if not found.log else [kde.x[0], kde.y[0]]
+    axes.set(xlim=(low[0], kde.x[-1]), ylim=(low[1], kde.y[-1]))
+    pearson = f"Pearson {found.pearson:.2f} ± {found.pearson_error:.2f}"
+    axes.set_title(f"{pearson}, Spearman {found.spearman:.2f} ± {found.spearman_error:.2f}")
+    plain(axes)
+
+
+@styled
+def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
+    """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
+
+    made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
+    for row, (run, shifts) in zip(panels, found.items(), strict=True):
+        for (shift, c), colour in zip(shifts.items(), COLOURS * 3, strict=False):
+            k = torch.tensor(c.draws, dtype=torch.float64)
+            label = shift.replace("_", " ")
+            for axes, middle, spread in ((row[0], c.mean, c.mean_spread), (row[1], c.std, c.std_spread)):
+                m, s = torch.tensor(middle), torch.tensor(spread)
+                axes.plot(k, m, color=colour, linewidth=1.3, label=label)
+                axes.fill_between(k, m - s, m + s, color=colour, alpha=0.2, linewidth=0)
+            row[2].plot(k, c.image_spread, color=colour, linewidth=1.3, label=label)
+        first = next(iter(shifts.values()))
+        guide = [first.image_spread[0] * (first.draws[0] / count) ** 0.5 for count in first.draws]
+        row[2].plot(first.draws, guide, color="0.35", linewidth=0.9, linestyle=(0, (1, 2)), label="∝ 1/√K")
+        row[2].set_yscale("log")
+        row[0].set_ylabel(f"{run}\npredictive mean" if len(found) > 1 else "predictive mean")
+        row[1].set_ylabel("predictive std")
+        row[2].set_ylabel("std of an image's mean")
+        for axes in row:
+            axes.set_xscale("log")
+            plain(axes)
+        log_labels(row[2].yaxis)
+    for axes in panels[-1]:
+        axes.set_xlabel("draws K")
+        log_labels(axes.xaxis)
+    handles, labels = panels[0][2].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return made
+
+
+@styled
+def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
+    """For each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
+
+    columns = 12
+    bands = [(run, title, shown) for run, g in found.items() for title, shown in _bands(g)]
+    rows = sum(-(-len(shown) // columns) + 1 for _, _, shown in bands)
+    made, [[axes]] = canvas(9.0, 0.95 * rows - 0.57 * len(bands))
+    axes.axis("off")
+    y = 0.0
+    for run, title, shown in bands:
+        name = f"{run}: {title}" if len(found) > 1 else title
+        axes.text(-0.5, y, name, fontsize=9, fontweight="bold", va="center", clip_on=False)
+        y += 0.48
+        for i, item in enumerate(shown):
+            row, column = divmod(i, columns)
+            top = y + 1.3 * row
+            pixels = item.array()
+            picture = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+            box = (column - 0.46, column + 0.46, top + 0.72, top - 0.2)
+            axes.imshow(picture, cmap="gray", vmin=0, vmax=255, extent=box, interpolation="nearest")
+            right = item.label == item.predicted
+            words = item.label if right else f"{item.label}→{item.predicted}"
+            axes.text(
+                column, top + 0.76, words, ha="center", va="top", fontsize=6, color="0.25" if right else COLOURS[1]
+            )
+        y += 1.3 * -(-len(shown) // columns) + 0.1
+    axes.set(xlim=(-0.55, columns - 0.45), ylim=(y - 0.2, -0.25), aspect="equal")
+    return made
+
+
+def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
+    def span(shown: list[Shown]) -> str:
+        low, high = sorted((shown[0].uncertainty, shown[-1].uncertainty))
+        return f"{g.measure} {low:.3g} … {high:.3g}"
+
+    least = f"least certain ({span(g.least_certain)}; {100 * g.accuracy_least_certain:.1f} % of this tenth are right)"
+    most = f"most certain ({span(g.most_certain)}; {100 * g.accuracy_most_certain:.1f} % of this tenth are right)"
+    return [(least, g.least_certain), (most, g.most_certain)]
+
+
+@styled
+def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
+    """Rank correlation by measure and model, and people's entropy against how sure each model is."""
+
+    made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
+    measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
+    width = 0.8 / len(found)
+    for i, ((run, agreement), colour) in enumerate(zip(found.items(), COLOURS, strict=False)):
+        there = [(k, *agreement.spearman[m]) for k, m in enumerate(measures) if m in agreement.spearman]
+        at = [k + (i - (len(found) - 1) / 2) * width for k, _, _ in there]
+        bars.bar(
+            at,
+            [v for _, v, _ in there],
+            0.92 * width,
+            yerr=[e for _, _, e in there],
+            color=colour,
+            label=run,
+            error_kw={"elinewidth": 0.9, "ecolor": "0.2"},
+        )
+        best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
+        tenths = [100 * (k + 0.5) / BINS for k in range(BINS)]
+        lines.plot(
+            tenths,
+            agreement.curve[best],
+            color=colour,
+            marker=MARKERS[i],
+            markersize=4,
+            linewidth=1.3,
+            label=f"{run}, {MEASURES.get(best, best)}",
+        )
+    some = next(iter(found.values()))
+    lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
+    lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
+    bars.set_xticks(range(len(measures)), [MEASURES[m].replace(" ", "\n", 1) for m in measures])
+    bars.set_ylabel("Spearman with people's entropy")
+    bars.axhline(0, color="0.3", linewidth=0.8)
+    bars.legend()
+    lines.set(xlabel="images from the surest to the least sure (%)", ylabel="people's entropy (nats)", xlim=(0, 100))
+    lines.set_ylim(bottom=0)
+    lines.legend()
+    for axes in (bars, lines):
+        plain(axes)
+    return made
+
+
+@styled
+def layers_figure(
+    histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES), title: str = ""
+) -> Figure:
+    """One column per run, one row per quantity on a common logarithmic axis, one line per layer."""
+    import matplotlib
+    from matplotlib.lines import Line2D
+
+    width = max(3.6, 2.5 * len(histories) + 0.8)
+    made, panels = canvas(
+        width, 1.75 * len(quantities) + 0.9, len(quantities), len(histories), sharex="col", sharey="row"
+    )
+    depth = matplotlib.colormaps[ORDERED]
+    heads = False
+    for row, quantity in zip(panels, quantities, strict=True):
+        for axes, (name, history) in zip(row, histories.items(), strict=True):
+            encoder = [layer for layer in history.layers if layer.partition(".")[0] not in PARTS]
+            for layer, values in zip(history.layers, getattr(history, quantity), strict=True):
+                part = layer.partition(".")[0]
+                heads |= part in PARTS
+                colour, style = PARTS.get(part) or (depth(0.92 * encoder.index(layer) / max(1, len(encoder) - 1)), "-")
+                shown = [float("nan") if value is None else value for value in values]
+                axes.plot(history.epochs, shown, style, color=colour, linewidth=1.0, alpha=0.85)
+            axes.set_yscale("log")
+            plain(axes)
+            log_labels(axes.yaxis)
+            if row is panels[0]:
+                axes.set_title(subscripted(name))
+            if row is panels[-1]:
+                axes.set_xlabel("epoch")
+        row[0].set_ylabel(QUANTITIES[quantity])
+    first, last = (Line2D([], [], color=depth(x), label=t) for x, t in ((0.0, "first layer"), (0.92, "last layer")))
+    if heads:
+        first.set_label("encoder, first layer")
+        last.set_label("encoder, last layer")
+    lines = [first, last, *(Line2D([], [], color=c, linestyle=s, label=p) for p, (c, s) in PARTS.items() if heads)]
+    made.legend(handles=lines, loc="outside lower center", ncols=2 if width < 6 else 4)
+    if title:
+        made.suptitle(title, fontsize=10)
+    return made
+
+
+@styled
+def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
+    """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm
+
+    made, panels = canvas(11.0, 2.7 * len(found) + 0.3, len(found), 4)
+    for row, (run, n) in zip(panels, found.items(), strict=True):
+        variance = torch.tensor(n.variance)
+        palette = matplotlib.colormaps["viridis"].resampled(len(n.noise))
+        edges = BoundaryNorm(range(len(n.noise) + 1), len(n.noise))
+        level = torch.arange(len(n.noise))[:, None].expand(variance.shape[1:]).flatten()
+        order = torch.randperm(len(level), generator=Generator().manual_seed(0))  # no strength hides another
+        for axes, (i, j) in zip(row, combinations(range(len(n.stages)), 2), strict=False):
+            x, y = variance[i].flatten()[order], variance[j].flatten()[order]
+            axes.scatter(x, y, c=level[order], cmap=palette, norm=edges, s=5, alpha=0.6, linewidths=0)
+            rank = n.correlation[f"{n.stages[i]}, {n.stages[j]}"]
+            axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
+            axes.set_title(f"Spearman {rank:.2f}")
+            plain(axes)
+            log_labels(axes.xaxis, axes.yaxis)
+        for axes in row[len(n.correlation) : 3]:
+            axes.set_visible(False)
+        shade = ScalarMappable(edges, palette)
+        bar = made.colorbar(shade, ax=row[:3], pad=0.01, aspect=22, ticks=[i + 0.5 for i in range(len(n.noise))])
+        bar.set_label("noise (std of pixels in 0…1)")
+        bar.ax.set_yticklabels([f"{s:g}" for s in n.noise])
+        last = row[3]
+        for stage, values, colour, marker in zip(n.stages, variance, COLOURS, MARKERS, strict=False):
+            middle = values.mean(1)
+            relative = middle / middle[0]
+            low, high = (torch.quantile(values, q, dim=1) / middle[0] for q in (0.25, 0.75))
+            last.plot(n.noise, relative, color=colour, marker=marker, markersize=3.5, linewidth=1.2, label=stage)
+            last.fill_between(n.noise, low, high, color=colour, alpha=0.15, linewidth=0)
+        last.set(xlabel="noise", ylabel="variance, relative to no noise", yscale="log")
+        last.set_title("mean and quartiles")
+        log_labels(last.yaxis)
+        last.legend()
+        plain(last)
+        if len(found) > 1:
+            row[0].set_ylabel(f"{run}\n{row[0].get_ylabel()}")
+    return made
+
+
+@styled
+def pruning_figure(content: dict[str, Any]) -> Figure:
+    """Two panels: accuracy and calibration of what pruning left."""
+    made, [[left, right]] = canvas(8.0, 3.2, 1, 2)
+    plot_curves(left, content["curves"], "top1")
+    plot_curves(right, content["curves"], "ece")
+    left.legend()
+    test, retrained = content["protocol"]["test"], content["protocol"]["retrained"]
+    how = "without retraining" if retrained == "nothing" else "linear probe refitted"
+    made.suptitle(f"Pruned, {how}: {test['name']} {test['split']}", fontsize="medium")
+    return made
+
+
+def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None:
+    """Draw one line per model and ranking, the mean over its seeds; the band is their range."""
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for each in curves:
+        groups.setdefault((each["model"], each["by"]), []).append(each)
+    for (model, by), members, colour, marker, line in zip(
+        groups, groups.values(), COLOURS, MARKERS, LINES, strict=False
+    ):
+        x = 100 * np.asarray(members[0]["sparsity"])
+        y = 100 * np.asarray([member[what] for member in members])
+        label = f"{model}, {'SNR' if by == 'snr' else by}"
+        axes.plot(x, y.mean(0), line, color=colour, marker=marker, markersize=4, label=label)
+        if len(members) > 1:
+            axes.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("weights removed (%)")
+    axes.set_ylabel({"top1": "top-1 accuracy (%)", "ece": "ECE (%)"}[what])
+    axes.set_ylim(bottom=0)
+    plain(axes)
+
+
+def _alignment(result: dict[str, Any]) -> Figure:
+    return alignment_figure([read_alignment(a) for a in result["alignment"]], result["first"], result["second"])
+
+
+def _gallery(result: dict[str, Any]) -> Figure:
+    def read(values: dict[str, Any]) -> Gallery:
+        ends = {end: [Shown(**shown) for shown in values[end]] for end in ("most_certain", "least_certain")}
+        return Gallery(**{**values, **ends})
+
+    return gallery_figure({run: read(values) for run, values in result.items()})
+
+
+def _convergence(result: dict[str, Any]) -> Figure:
+    return convergence_figure({run: {s: Convergence(**c) for s, c in by.items()} for run, by in result.items()})
+
+
+EXPLORED: dict[str, Callable[[dict[str, Any]], Figure]] = {
+    "layers": lambda result: layers_figure({run: LayerHistory(**h) for run, h in result.items()}),
+    "convergence": _convergence,
+    "noise": lambda result: noise_figure({run: NoiseVariance(**n) for run, n in result.items()}),
+    "alignment": _alignment,
+    "gallery": _gallery,
+    "humans": lambda result: humans_figure({run: HumanAgreement(**h) for run, h in result.items()}),
+}
+"""The figure of each item of `byov explore`, from the numbers in its file."""

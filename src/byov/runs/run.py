@@ -1,0 +1,384 @@
+"""A run of `byov pretrain` or `byov train`, or a network of one's own, opened to be read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torchvision
+from torch import Generator, Tensor, nn
+
+import byov
+from byov.data import ImageSet
+from byov.data.labelled import in_memory, labelled
+from byov.models.entry import resolve
+from byov.posterior.module import BayesianModule
+from byov.prediction import Prediction
+from byov.prediction.predict import Strategy
+from byov.runs.header import Header, read_header
+from byov.runs.predictor import Classifier, Predictor, Probed
+from byov.ssl import pretrain
+from byov.ssl.byol import BYOL
+from byov.ssl.features import Encoder
+from byov.ssl.probe import Probe, ProbeSettings
+from byov.ssl.temperature import EXAMPLES
+from byov.train import supervised
+
+Precision = Literal["32-true", "bf16-mixed"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run is read: under which draws, on which images, where and how precisely."""
+
+    samples: int = 30
+    strategy: Strategy = "loop"
+    seed: int = 0
+    """Of the draws, the probe, and what the limits take."""
+    fit_samples: int = 8
+    """Draws that a probe is fitted under."""
+    batch_size: int = 512
+    device: torch.device | str = "cpu"
+    precision: Precision = "32-true"
+    """Of the network; probes and probabilities are float32 either way."""
+    temper: bool = False
+    """Fit a temperature for a probe's probabilities."""
+    tolerance: float | None = None
+    """Of `byov.predict`; a probe has none."""
+    data: str | None = None
+    """The data set's name; None: the one that the run was made from."""
+    split: str = "test"
+    limit: int | None = None
+    """Read this many images of the split, drawn at random; None: all."""
+    train_limit: int | None = None
+    """Fit a probe on this many training images."""
+    root: str | Path | None = None
+    """The folder of the data sets."""
+    image_size: int | None = None
+    """For a network of one's own: the size that images are brought to."""
+    channels: int | None = None
+    normalise: bool = False
+    """For a network of one's own: standardise the images by the training split's moments."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
+        for name in ("samples", "fit_samples", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}.")
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(f"A strategy is auto, loop or vmap, not {self.strategy!r}.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.precision == "bf16-mixed" else None
+
+
+class Run:
+    """What there is to read: a network, its images, its predictor, and what its numbers depend on.
+
+    Opened by `open_run`. Data and predictor are loaded and fitted when they are first asked for, once.
+    """
+
+    kind: str
+    """"pretrain", "train", or "python" for a network of one's own."""
+    weights: nn.Module
+    """What the digest is of."""
+    network: nn.Module
+    """What has the parameters: the student of a pretraining run, or the classifier."""
+    recipe: Any = None
+    """The recipe it was trained by; None for a network of one's own."""
+    class_names: tuple[str, ...] | None = None
+
+    def __init__(self, name: str, reading: Reading, header: Header | None = None) -> None:
+        self.name, self.reading, self.header = name, reading, header
+        channels, size = (reading.channels, reading.image_size) if header is None else header.about["shape"]
+        if header is not None and (reading.channels not in (None, channels) or reading.image_size not in (None, size)):
+            raise ValueError(f"The run takes images of {channels} channels and {size} pixels.")
+        self.shape: tuple[int | None, int | None] = (channels, size)
+        self.data: str | None = reading.data
+
+    # The network
+
+    @property
+    def posterior(self) -> bool:
+        """Whether predictions have anything to draw from."""
+        return isinstance(self.network, BayesianModule)
+
+    @property
+    def q(self) -> BayesianModule | None:
+        """The posterior over the network, if there is one."""
+        return self.network if isinstance(self.network, BayesianModule) else None
+
+    @cached_property
+    def digest(self) -> str:
+        """The first 12 hex digits of the SHA-256 of the weights."""
+        return digest(self.weights)
+
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        """The `mean` and `std`, per channel, that images are standardised by; None where they are not."""
+        raise NotImplementedError
+
+    # The data
+
+    @property
+    def needs_train(self) -> bool:
+        """Whether the predictor wants the training split."""
+        return False
+
+    def load(self, split: str, limit: int | None = None) -> ImageSet:
+        """Load a labelled split of the data that it is read on, in the size that it takes."""
+        if self.data is None:
+            raise ValueError("Say which images to evaluate on: --data NAME.")
+        return labelled(self.data, split, self.reading.root, *self.shape, limit, self.reading.seed)
+
+    def load_own(self, split: str) -> ImageSet:
+        """Load a split of the data it was trained on, without what its recipe holds out, on the reading's device."""
+        config, root = self.recipe.data, self.reading.root
+        data = replace(config, root=config.root if root is None else str(root)).load(split)
+        return in_memory(data, split).to(self.reading.device)
+
+    @cached_property
+    def images(self) -> ImageSet:
+        """The labelled images that it is read on."""
+        return self.load(self.reading.split, self.reading.limit)
+
+    @property
+    def labels(self) -> Tensor:
+        assert self.images.labels is not None
+        return self.images.labels
+
+    @property
+    def places(self) -> Tensor:
+        """Where those images are in the whole split."""
+        limit, total = self.reading.limit, len(self.load(self.reading.split))
+        order = torch.randperm(total, generator=Generator().manual_seed(self.reading.seed))
+        return order[:limit].sort().values
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """Those images as floats in [0, 1]."""
+        return (self.images.images.float() / 255).to(self.reading.device)
+
+    @cached_property
+    def train(self) -> ImageSet | None:
+        """The training images, where the predictor wants them."""
+        return self.load("train", self.reading.train_limit) if self.needs_train else None
+
+    # What it predicts
+
+    def check(self, data: ImageSet) -> None:
+        """Refuse images or classes that it cannot take."""
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """What gives class probabilities, fitted if need be."""
+        raise NotImplementedError
+
+    @cached_property
+    def at_mean(self) -> Prediction:
+        """Its predictions of the images at μ."""
+        return self.predictor(self.pixels)
+
+    @cached_property
+    def under_draws(self) -> Prediction | None:
+        """Its predictions of the images under draws; None without a posterior."""
+        return self.predictor(self.pixels, self.reading.samples) if self.posterior else None
+
+    @property
+    def prediction(self) -> Prediction:
+        """Its best predictions: under draws where there is a posterior, else at μ."""
+        return self.under_draws or self.at_mean
+
+    def draws(self, pixels: Tensor) -> Tensor:
+        """Return the class probabilities (S, N, C) of images in [0, 1] under each draw, the same at every call."""
+        return self.predictor.draws(pixels, self.reading.samples)
+
+    # What its numbers depend on
+
+    def protocol(self) -> dict[str, Any]:
+        """Say which model, data and software its numbers come from, in the words of every result file."""
+        data, train = self.images, self.train
+        weights = {"name": self.name, "kind": self.kind, "digest": self.digest, "posterior": self.posterior}
+        return {
+            "data": {
+                "name": data.name,
+                "split": self.reading.split,
+                "digest": data.digest,
+                "images": len(data),
+                "shape": list(data.images.shape[1:]),
+            },
+            "train": None if train is None else {"digest": train.digest, "images": len(train)},
+            "model": {**weights, **self.settings()},
+            "device": torch.device(self.reading.device).type,
+            "versions": versions(),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return what its numbers depend on beyond its weights."""
+        return self.normalisation
+
+
+class Pretrained(Run):
+    """A pretraining run: a linear probe is fitted on its frozen encoder."""
+
+    kind, needs_train = "pretrain", True
+
+    def __init__(self, name: str, reading: Reading, header: Header) -> None:
+        super().__init__(name, reading, header)
+        if reading.strategy == "vmap":
+            raise ValueError("A probe reads one draw after the other: its strategy is loop, not vmap.")
+        if reading.tolerance is not None:
+            raise ValueError("A probe reads all images under the same draws: leave out --tolerance.")
+        self.module, self.recipe = pretrain.restore(header.file, reading.device)
+        self.weights, self.network = self.module, self.module.student
+        self.data = reading.data or self.recipe.data.name
+
+    module: BYOL
+
+    @property
+    def posterior(self) -> bool:
+        return Encoder.of(self.module).posterior is not None
+
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        return {"mean": self.module.views.mean, "std": self.module.views.std}
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        assert self.train is not None
+        assert self.train.labels is not None
+        self.class_names, classes = self.train.class_names, len(self.train.class_names)
+        options = {**self.probe_options, "batch_size": self.reading.batch_size, "autocast": self.reading.autocast}
+        images, labels = self.train.images, self.train.labels
+        return Probed(Probe.fit(self.module, images, labels, classes, self._probe_settings(), **options))
+
+    @property
+    def probe_options(self) -> dict[str, Any]:
+        """How images are handed to the encoder: where, and standardised by what."""
+        place = torch.device(self.reading.device)
+        return {**self.normalisation, "device": place, "channels_last": place.type == "cuda"}
+
+    def settings(self) -> dict[str, Any]:
+        settings = asdict(self._probe_settings())
+        if not settings["temper"]:  # which is what files say that are older than it
+            del settings["temper"]
+        return {"probe": {**settings, "head": "linear"}, **self.normalisation}
+
+    def _probe_settings(self) -> ProbeSettings:
+        assert self.train is not None
+        r = self.reading
+        # Of the neighbours nothing is read, but there must not be fewer images than they.
+        k, temper = min(200, len(self.train)), EXAMPLES if r.temper else 0
+        return ProbeSettings(k=k, draws_fit=r.fit_samples, draws_read=r.samples, seed=r.seed, temper=temper)
+
+
+class Network(Run):
+    """A classifier that returns logits: of a supervised run, or of one's own."""
+
+    kind = "python"
+
+    def __init__(self, name: str, reading: Reading, network: nn.Module, header: Header | None = None) -> None:
+        super().__init__(name, reading, header)
+        if reading.temper:
+            raise ValueError("A temperature is for the probe of a pretraining run; this is a classifier.")
+        self.weights = self.network = network.to(reading.device)
+
+    @property
+    def needs_train(self) -> bool:
+        return self.reading.normalise
+
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        return {"mean": None, "std": None} if self.train is None else {"mean": self.train.mean, "std": self.train.std}
+
+    def check(self, data: ImageSet) -> None:
+        shape = "×".join(map(str, data.images.shape[1:]))
+        try:
+            outputs = Classifier(self.network)(data.images[:2].float() / 255).mean.shape[1]
+        except (RuntimeError, AssertionError, IndexError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
+        if outputs != len(data.class_names):
+            raise ValueError(f"The network has {outputs} outputs, but {data.name} has {len(data.class_names)} classes.")
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        r = self.reading
+        return Classifier(
+            self.network, **self.normalisation, strategy=r.strategy, seed=r.seed, batch_size=r.batch_size,
+            autocast=r.autocast, tolerance=r.tolerance,
+        )  # fmt: skip
+
+
+class Trained(Network):
+    """The network of a supervised run."""
+
+    kind, needs_train = "train", False
+
+    def __init__(self, name: str, reading: Reading, header: Header) -> None:
+        module, self.recipe = supervised.restore(header.file, reading.device)
+        super().__init__(name, reading, module.net, header)
+        self.data = reading.data or self.recipe.data.name
+        self.class_names = tuple(header.about["class_names"])
+
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        assert self.header is not None
+        return {"mean": self.header.about["data"]["mean"], "std": self.header.about["data"]["std"]}
+
+
+KINDS: dict[str, type[Pretrained] | type[Trained]] = {"pretrain": Pretrained, "train": Trained}
+"""How a checkpoint is opened, by the kind that it names. A new kind of run is a new entry."""
+
+
+def open_run(path: str | Path, reading: Reading | None = None, name: str | None = None) -> Run:
+    """Open a run's folder, its checkpoint, or `python:module:function` that returns a network."""
+    reading = reading or Reading()
+    if str(path).startswith("python:"):
+        return Network(name or str(path), reading, _call_entry(str(path), reading.seed))
+    header = read_header(path, tuple(KINDS))
+    return KINDS[header.kind](name or str(path), reading, header)
+
+
+def _call_entry(name: str, seed: int) -> nn.Module:
+    function = resolve(name.removeprefix("python:"))
+    if not callable(function) or isinstance(function, nn.Module):
+        raise ValueError(f"{name} is a {type(function).__name__}, not a function that returns a network.")
+    torch.manual_seed(seed)  # a network with random weights is the same one when the evaluation goes on
+    net = function()
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} returns {type(net).__name__}, not a torch.nn.Module that gives logits.")
+    return net
+
+
+def digest(weights: nn.Module) -> str:
+    """Return the first 12 hex digits of the SHA-256 of a module's state, by name, dtype, shape and bytes."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(weights.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):  # a module may keep other state beside its tensors
+            content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            if tensor.numel():
+                content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a protocol names."""
+    return {"byov": byov.__version__, "torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
+
+
+NO_NETWORK = "An ensemble of components that started apart has no mean network: read the draws, not μ."
+
+
+def started_anew(weights: nn.Module) -> bool:
+    """Tell whether the posterior mean averages networks, or layers, that have nothing to do with each other."""
+    factors = weights.factors if isinstance(weights, BayesianModule) else ()
+    return any(getattr(factor.family, "start", "") == "reset" for factor in factors)
