@@ -106,3 +106,40 @@ def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:
         case DropConnect():
             return 2, sum(slot.numel for slot in layout.slots if slot.mask is not None)
     return None, None
+
+
+def build(name: str, classes: int | None = None) -> nn.Module:
+    """Build the network called `name`, without memory for its weights where its construction allows that."""
+    try:
+        with torch.device("meta"):
+            return _create(name, classes)
+    except NotImplementedError:  # torchvision's RegNets compute with a tensor while they are built
+        return _create(name, classes)
+
+
+def _create(name: str, classes: int | None) -> nn.Module:
+    from byov import models
+
+    own: dict[str, Callable[..., nn.Module]] = {
+        "pyramidnet": models.pyramidnet,
+        "cifar_resnet18": models.cifar_resnet18,
+        "table3_mlp": models.table3_mlp,
+    }
+    if name in own:
+        return own[name](classes=classes) if classes else own[name]()
+    return models.create(name, classes or _usual_classes(name))
+
+
+def _usual_classes(name: str) -> int:
+    """The data set a name stands for: CIFAR for byov's small networks, else what timm trained it on, else ImageNet."""
+    import timm
+
+    bare = name.rpartition(":")[2]
+    if name.startswith("pyramidnet"):
+        return 100
+    if name.startswith(("cifar_", "vit-")):
+        return 10
+    if not name.startswith("torchvision:") and timm.is_model(bare):
+        trained = timm.get_pretrained_cfg(bare)
+        return trained.num_classes if trained is not None and trained.num_classes else 1000
+    return 1000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from byov.evaluation.gallery import gallery
 from byov.evaluation.humans import human_agreement
 from byov.evaluation.layers import layer_history
 from byov.evaluation.noise import noise_variance
-from byov.runs import Run
+from byov.files import write_json
+from byov.runs import Reading, Run, open_run
+from byov.runs.run import versions
 
 SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
 SEVERITY = 3
@@ -125,3 +129,60 @@ ITEMS: dict[str, Callable[[Sequence[Run], int], Found]] = {
     "humans": _humans,
 }
 """The items by name; `byov.report.figures.EXPLORED` draws each."""
+
+
+def parse_items(what: str) -> list[str]:
+    """Read "layers,noise" or "all"."""
+    items = list(ITEMS) if what == "all" else [name.strip() for name in what.split(",")]
+    for item in items:
+        if item not in ITEMS:
+            raise ValueError(f"--what is {', '.join(ITEMS)} or all, not {item!r}.")
+    return list(dict.fromkeys(items))
+
+
+def check_folder(out: Path, items: Sequence[str], force: bool) -> None:
+    """Refuse a folder in which files of the items would be overwritten."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: --out takes the name of a folder.")
+    for item in items:
+        for kind in ("json", "png", "svg"):
+            if (out / f"{item}.{kind}").exists() and not force:
+                raise FileExistsError(f"{out / item}.{kind} exists: choose another --out, or say --force.")
+
+
+def explore_runs(
+    paths: Sequence[Path],
+    items: Sequence[str],
+    reading: Reading,
+    bootstraps: int,
+    out: Path,
+    skip: bool = False,
+    advance: Callable[[str, int, int], Any] | None = None,
+) -> Iterator[tuple[str, Found | str]]:
+    """Open runs, compute items, write each to OUT/ITEM.json, and give it; with `skip`, the reason it was left out."""
+    names = [path.resolve().name if path.is_dir() else str(path) for path in paths]
+    names = names if len(set(names)) == len(names) else [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError("The same run is named twice.")
+    runs = [open_run(path, reading, name) for path, name in zip(paths, names, strict=True)]
+    kept = ("samples", "seed", "limit", "train_limit", "fit_samples")
+    settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps}
+    for done, item in enumerate(items):
+        if advance is not None:
+            advance(item, done, len(items))
+        try:
+            found: Found = json.loads(json.dumps(explore(item, runs, bootstraps), allow_nan=False))
+        except Inapplicable as error:
+            if not skip:
+                raise
+            yield item, str(error)
+            continue
+        protocol = {"settings": settings, "runs": {run.name: _about(run) for run in runs}, "versions": versions()}
+        write_json(out / f"{item}.json", {"what": item, "protocol": protocol, "result": found})
+        yield item, found
+
+
+def _about(run: Run) -> Found:
+    """Say which weights and which images: the numbers depend on them."""
+    data = {"name": run.images.name, "digest": run.images.digest, "images": len(run.images)}
+    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": data}

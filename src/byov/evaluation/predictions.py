@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from byov.data import Batches, FolderSet, ImageSet
+from byov.data import Batches, FolderSet, ImageSet, load
+from byov.data.folder import SPLITS
+from byov.files import check_out
 from byov.prediction import Prediction
 from byov.runs import Run
 
@@ -49,6 +52,31 @@ class Predictions:
         return np.argsort(-self.columns["entropy"], kind="stable")[:count].tolist()
 
 
+def check_file(path: Path, force: bool) -> None:
+    """Refuse a file that predictions cannot be written to."""
+    if path.suffix not in (".csv", ".npz"):
+        kind = path.suffix or "a file without a suffix"
+        raise ValueError(f"Predictions are written as .csv or .npz, not as {kind}.")
+    check_out(path, force)
+
+
+def find_images(
+    data: str, split: str | None, root: str | Path | None, channels: int | None, image_size: int | None
+) -> tuple[ImageSet | FolderSet, Path | None]:
+    """Load images, labelled or not, and return the folder that their files' names are relative to."""
+    path = Path(data.removeprefix("folder:")).expanduser()
+    if data.startswith("folder:") or (path.is_dir() and ":" not in data):
+        splits = any((path / part).is_dir() for parts in SPLITS.values() for part in parts)
+        split = split or ("test" if splits else "train")
+        return load(f"folder:{path}", split, image_size=image_size, channels=channels), path
+    name = f"npz:{data}" if data.endswith(".npz") and not data.startswith("npz:") else data
+    streamed = name == "imagenet"
+    loaded = load(name, split or "test", root, image_size=image_size if streamed else None, channels=channels)
+    if isinstance(loaded, ImageSet) and image_size is not None:
+        loaded = loaded.resized(image_size)
+    return loaded, None
+
+
 def predict_all(
     run: Run, data: ImageSet | FolderSet, root: Path | None = None, advance: Callable[[int], Any] | None = None
 ) -> Predictions:
@@ -64,7 +92,7 @@ def predict_all(
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
         indices += batch.indices.tolist()
         if advance is not None:
-            advance(len(batch.images))
+            advance(len(indices))
     if not rows:
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read.")
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -106,7 +134,20 @@ def _relative(path: str, root: Path | None) -> str:
     return path if root is None else os.path.relpath(path, root)
 
 
-# Files
+def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
+    """Say what the predictions depend on."""
+    r = run.reading
+    return {
+        "model": {"name": run.name, "kind": run.kind, "digest": run.digest, "posterior": run.posterior},
+        "data": {"name": data.name, "digest": data.digest, "images": len(data)},
+        "samples": r.samples,
+        "tolerance": r.tolerance,
+        "strategy": r.strategy,
+        "seed": r.seed,
+        "fit_samples": r.fit_samples if run.kind == "pretrain" else None,
+        "temper": r.temper,
+        "device": torch.device(r.device).type,
+    }
 
 
 def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:

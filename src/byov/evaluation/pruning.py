@@ -21,13 +21,16 @@ from torch import Tensor, nn
 
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
+from byov.files import check_out
 from byov.metrics import functional as metrics
-from byov.pruning import Block, prune, weights
+from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
 from byov.pruning.unstructured import By, Scope, check
 from byov.runs import Classifier, Reading, Run, open_run
+from byov.runs.header import checkpoint_of
 from byov.ssl.features import features
 from byov.ssl.linear import LinearProbe, linear_probe
 from byov.ssl.probe import ProbeSettings
+from byov.train.fine_tuning import FineTune
 
 KIND = "byov prune sweep"
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -37,7 +40,8 @@ Probing = Literal["fixed", "refitted"]
 Curve = dict[str, Any]
 Read = Callable[[nn.Module], Tensor]
 """From a pruned network to its class probabilities (N, C) of the test images."""
-Report = Callable[[str, By, float], Any]
+Advance = Callable[[str, int, int], Any]
+"""Told how far a sweep is: what it prunes, networks done, all networks."""
 
 
 class Prunable:
@@ -103,19 +107,19 @@ def curve(
     sparsities: Sequence[float] = SPARSITIES,
     scope: Scope = "layer",
     bins: int = BINS,
-    report: Callable[[float], Any] | None = None,
+    report: Callable[[int], Any] | None = None,
 ) -> Curve:
     """Prune a run's network to each sparsity and score what is left."""
     found: Curve = {"by": by, "sparsity": list(sparsities), "top1": [], "ece": [], "nll": []}
     where = Prunable(run).where
-    for sparsity in sparsities:
+    for done, sparsity in enumerate(sparsities, 1):
         probs = read(prune(run.network, sparsity, by, scope, where).eval())
         target = labels.to(probs.device)
         found["top1"].append(metrics.accuracy(probs, target).item())
         found["ece"].append(metrics.calibration_error(probs, target, bins).item())
         found["nll"].append(metrics.nll(probs, target).item())
         if report is not None:
-            report(sparsity)
+            report(done)
     return found
 
 
@@ -132,7 +136,7 @@ def sweep_runs(
     probing: Probing = "fixed",
     reading: Reading | None = None,
     names: tuple[str, str] | None = None,
-    report: Report | None = None,
+    report: Advance | None = None,
 ) -> dict[str, Any]:
     """Compute the curves of a run by SNR (if it has a posterior) and by magnitude, and of its twin by magnitude.
 
@@ -144,7 +148,7 @@ def sweep_runs(
         probing: see `reader`.
         reading: the split to read, where the data and the model are, and the seed of the probe's held-out part.
         names: of the run and its twin in the file; their folders' names by default.
-        report: called with (name, by, sparsity) after each network.
+        report: told how far it is.
     """
     if probing not in get_args(Probing):
         raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
@@ -168,11 +172,17 @@ def sweep_runs(
     assert test.labels is not None
     curves: list[Curve] = []
     how: dict[str, Any] = {}
+    total = len(sparsities) * (len(orders(run)) + (other is not None))
     for each in [run] if other is None else [run, other]:
         read, how = reader(each, train, test, probing, reading.seed)
         for by in orders(each) if each is run else ("magnitude",):
-            told = None if report is None else lambda at, name=each.name, by=by: report(name, by, at)
-            curves.append({"model": each.name, **curve(each, read, test.labels, by, sparsities, scope, report=told)})
+
+            def told(done: int, name: str = f"{each.name} by {by}", before: int = len(curves)) -> None:
+                if report is not None:
+                    report(name, before * len(sparsities) + done, total)
+
+            found = curve(each, read, test.labels, by, sparsities, scope, report=told)  # type: ignore[arg-type]
+            curves.append({"model": each.name, **found})
     protocol = {
         "runs": [str(each) for each in (path, twin) if each is not None],
         "pruned": f"{Prunable(run).name}, the weights of its {'encoder' if run.kind == 'pretrain' else 'layers'}",
@@ -206,3 +216,66 @@ def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
 
 def _name(run: Path) -> str:
     return (run.parent if run.is_file() else run).resolve().name
+
+
+def parse_sparsities(text: str | None) -> tuple[float, ...]:
+    """Read "0,0.5,0.9"; None stands for the usual ones."""
+    try:
+        return SPARSITIES if text is None else tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"Sparsities are numbers from 0 to below 1, such as 0,0.5,0.9, not {text!r}.") from None
+
+
+def check_file(out: Path, run: Path, force: bool) -> None:
+    """Refuse a file that a pruned network cannot be written to, the run's own checkpoint first of all."""
+    file = checkpoint_of(run)
+    if out.is_file() and file.exists() and out.samefile(file):
+        raise ValueError(f"{out} is the run's own checkpoint: choose another --out.")
+    check_out(out, force)
+
+
+def prune_run(
+    run: Run,
+    out: Path,
+    sparsity: float,
+    by: By,
+    scope: Scope,
+    groups: bool = False,
+    rounds: int = 0,
+    epochs: int = 1,
+    lr: float = 1e-3,
+    tell: Callable[[str], Any] = print,
+) -> nn.Module:
+    """Prune a run's network, at once or in rounds of fine-tuning, write what is left to a file, and return it."""
+    part = Prunable(run)
+    about = {"kind": run.kind, "network": part.name, "run": run.name, "sparsity": sparsity, "by": by, "scope": scope}
+    if rounds:
+        net = _prune_in_rounds(run, sparsity, rounds, by, scope, epochs, lr, tell)
+        about |= {"rounds": rounds, "epochs": epochs, "lr": lr, "seed": run.reading.seed}
+    elif groups:
+        net = part.kept(prune_groups(run.network, sparsity, sparsity, by, scope, part.blocks))
+        about |= {"groups": True}
+    else:
+        net = part.kept(prune(run.network, sparsity, by, scope, part.where))
+    save_sparse(net, out, about)
+    return net
+
+
+def _prune_in_rounds(
+    run: Run, sparsity: float, rounds: int, by: By, scope: Scope, epochs: int, lr: float, tell: Callable[[str], Any]
+) -> nn.Module:
+    if run.kind != "train":
+        raise ValueError("Fine-tuning needs an output layer: prune a run of byov train in rounds.")
+    r, test = run.reading, run.load_own("test")
+    fine_tune = FineTune(
+        run.recipe, run.load_own("train"), **run.normalisation, epochs=epochs, lr=lr, seed=r.seed, device=r.device
+    )
+    read, _ = reader(run, None, test)
+
+    def report(step: float, net: nn.Module) -> None:
+        assert test.labels is not None
+        top1 = metrics.accuracy(read(net), test.labels).item()
+        tell(f"{100 * step:5.1f} % zeros, fine-tuned: top-1 {100 * top1:.2f} %")
+
+    where = Prunable(run).where
+    return prune_gradually(run.network, fine_tune, sparsity, rounds, by, scope, where, report=report).cpu()

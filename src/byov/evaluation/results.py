@@ -1,16 +1,28 @@
-"""A file of results: the protocol they were found by, and the rows so far; whole at every moment."""
+"""Evaluate a run into a file of results: the protocol and the rows so far, whole at every moment."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from byov.evaluation.rows import Row, plan
+import torch
+
+from byov.data.labelled import check_classes
+from byov.data.shift import Shift
+from byov.evaluation.images import shifts_for, strength_note
+from byov.evaluation.rows import Row, evaluate, plan
+from byov.evaluation.scores import conventions
 from byov.evaluation.summary import corruption_errors, summarise
+from byov.files import write_json
+from byov.metrics.functional._checks import check_whole
+from byov.runs import Probed, Reading, Run
 
 KIND = "byov evaluate"
 FREE = {"model.name", "data.root", "conventions.ece_floor"}
@@ -54,13 +66,105 @@ class Results:
             "rows": [asdict(row) for row in rows],
             "summary": summary,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_json(self.path, content)
+
+
+def evaluate_run(
+    run: Run,
+    out: Path,
+    shift: str = "none",
+    severities: Sequence[int] = (),
+    bins: int = 15,
+    baseline: Path | None = None,
+    force: bool = False,
+    advance: Callable[[str, int, int], Any] | None = None,
+) -> Results:
+    """Compute the rows that the file `out` lacks, and write it after each of them.
+
+    Args:
+        run: what is evaluated, with the reading that says how.
+        out: the file; one of the same protocol is continued.
+        shift: the kind of shift: none, augmentations or corruptions.
+        severities: of the shifts.
+        bins: of ECE and adaptive ECE.
+        baseline: another file of results, for corruption errors.
+        force: overwrite a file of another protocol.
+        advance: told how far it is: what comes next, rows done, all rows.
+    """
+    check_whole(bins, "bins")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: --out takes the name of a file.")
+    shifts, left_out = shifts_for(shift, run.images)
+    protocol = evaluation_protocol(run, shift, shifts, left_out, severities, bins)
+    other = None if baseline is None else read_baseline(baseline, protocol)
+    results = Results(out, protocol, force)
+    rows, start = {row.key: row for row in results.rows}, monotonic()
+    wanted = plan(shifts, severities)
+    environment = _environment(run.reading)
+
+    def save() -> None:
+        seconds = round(results.seconds + monotonic() - start, 3)
+        results.write([rows[key] for key in wanted if key in rows], {**environment, "seconds": seconds}, other)
+
+    def found(row: Row) -> None:
+        rows[row.key] = row
+        save()
+        following = next((name for name, severity in wanted if (name, severity) not in rows), row.shift)
+        _tell(advance, f"evaluating {following.replace('_', ' ')}", len(rows), len(wanted))
+
+    if len(rows) == len(wanted):
+        if other is not None:
+            save()  # a baseline may be new where no row is
+        return results
+    _tell(advance, "fitting the probe" if run.kind == "pretrain" else "evaluating", len(rows), len(wanted))
+    if run.reading.temper and isinstance(run.predictor, Probed):
+        environment["temperatures"] = run.predictor.probe.temperatures
+    r, known = run.reading, results.rows
+    options: dict[str, Any] = {"bins": bins, "seed": r.seed, "device": r.device, "known": known, "report": found}
+    evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
+    return results
+
+
+def evaluation_protocol(
+    run: Run, shift: str, shifts: dict[str, Shift], left_out: dict[str, str], severities: Sequence[int], bins: int
+) -> dict[str, Any]:
+    """Say everything that the rows depend on; refuse images and classes that do not fit the run."""
+    if run.train is not None:
+        check_classes(run.train, run.images, run.reading.split)
+    run.check(run.images)
+    return {
+        "seed": run.reading.seed,
+        "samples": run.reading.samples if run.posterior else None,
+        "strategy": run.reading.strategy,
+        "bins": bins,
+        "shift": shift,
+        "severities": list(severities),
+        "shifts": list(shifts),
+        "left_out": left_out,
+        **run.protocol(),
+        "conventions": {**conventions(bins), "strengths": strength_note(shift, run.images)},
+        "precision": _precision(run.reading),
+    }
+
+
+def _precision(reading: Reading) -> str | None:
+    """Return None where every product is float32: what files say that are older than this line."""
+    if reading.autocast is not None:
+        return reading.precision
+    cuda = torch.device(reading.device).type == "cuda"
+    return "tf32" if cuda and torch.backends.cuda.matmul.allow_tf32 else None
+
+
+def _environment(reading: Reading) -> dict[str, Any]:
+    """Say where it is computed: what should not change a result, but might be asked for."""
+    place = torch.device(reading.device)
+    device = torch.cuda.get_device_name(place) if place.type == "cuda" else f"cpu ({platform.machine()})"
+    return {"device": device, "batch_size": reading.batch_size, "command": shlex.join(["byov", *sys.argv[1:]])}
+
+
+def _tell(advance: Callable[[str, int, int], Any] | None, name: str, done: int, total: int) -> None:
+    if advance is not None:
+        advance(name, done, total)
 
 
 def read(path: Path, advice: str = "name another file") -> dict[str, Any]:

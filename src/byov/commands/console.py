@@ -1,0 +1,39 @@
+"""What commands print: plain lines, tables wide enough to read, and a progress bar where there is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+WIDTH = 100
+"""The least width of what is not printed to a terminal."""
+
+Advance = Callable[[str, int, int], Any]
+"""Shows how far a piece of work is: its name, the steps done, and all of them."""
+
+
+def show(*things: Any, width: int = WIDTH) -> None:
+    """Print tables, and lines of text word for word: what looks like rich's markup may be part of a path."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(width, console.width))
+    for thing in things:
+        if isinstance(thing, str):
+            console.print(thing, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(thing)
+
+
+@contextmanager
+def progress() -> Iterator[Advance]:
+    """Show a bar on stderr while work goes on, where stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

@@ -1,0 +1,237 @@
+"""Every table that a command prints, from numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from byov.evaluation.predictions import Predictions
+from byov.evaluation.pruning import Prunable
+from byov.evaluation.results import Results, read
+from byov.evaluation.rows import Row as ScoreRow
+from byov.evaluation.table import error_lines, table
+from byov.overhead import Row
+from byov.posterior.module import BayesianModule
+from byov.pruning import find_blocks, layers
+from byov.runs import Run
+from byov.runs.run import NO_NETWORK, started_anew
+from byov.ssl.probe import ProbeResult
+
+PROBES = {"linear": "linear, μ", "linear_draws": "linear, draws", "knn": "kNN, μ", "knn_draws": "kNN, draws"}
+
+
+def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Box | None = box.SIMPLE_HEAD) -> Table:
+    """Return an empty table: columns of text on the left, of numbers on the right."""
+    made = Table(title=Text(title), box=style, title_justify="left")
+    for heading in left:
+        made.add_column(Text(heading), overflow="fold")
+    for heading in right:
+        made.add_column(Text(heading), justify="right", no_wrap=True)
+    return made
+
+
+def probes(results: Mapping[str, ProbeResult]) -> Table:
+    """Show one row per model and probe, in per cent where a share is meant."""
+    scores = ("top-1 %", "ECE %", "NLL", "Brier", "reliability")
+    made = columns(
+        "Probes on the frozen encoder, at the mean μ and under draws", ("model", "probe"), scores, box.SIMPLE
+    )
+    for model, result in results.items():
+        found = [(label, result.scores[name]) for name, label in PROBES.items() if name in result.scores]
+        for i, (label, s) in enumerate(found):
+            percent = [f"{100 * s.top1:.2f}", f"{100 * s.ece:.2f}"]
+            others = [f"{value:.4f}" for value in (s.nll, s.brier, s.reliability)]
+            made.add_row(Text(model if i == 0 else ""), label, *percent, *others)
+        made.add_section()
+    return made
+
+
+# byov evaluate
+
+
+def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[RenderableType]:
+    """Show the rows of an evaluation, and what a reader has to know beside them."""
+    protocol = results.protocol
+    about = f"{protocol['data']['name']} {protocol['data']['split']}, {protocol['data']['images']:,} images"
+    draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
+    yield table(results.rows, f"{run.name} on {about}{draws}")
+    yield _caption(protocol)
+    if floor := _floor(results.rows[0], protocol["data"]["images"]):
+        yield floor
+    if started_anew(run.weights):
+        yield NO_NETWORK
+    for name, reason in protocol["left_out"].items():
+        yield f"{name} is left out: {reason}"
+    errors = read(results.path)["summary"].get("corruption_errors")
+    if errors and baseline is not None:
+        yield from error_lines(errors, str(baseline))
+
+
+def _caption(protocol: dict[str, Any]) -> str:
+    parts = [f"top-1 and ECE ({protocol['bins']} equal-width bins) in %."]
+    if protocol["shifts"]:
+        levels = ", ".join(map(str, protocol["severities"]))
+        mean = f"the mean over severities {levels}" if "," in levels else f"severity {levels}"
+        by = "entropy (H) and mutual information (MI)" if protocol["samples"] else "entropy (H)"
+        parts += [f"Shifts: {mean}.", f"AUROC: shifted from clean images by {by}."]
+        parts += [protocol["conventions"]["strengths"]]
+    return " ".join(parts).strip()
+
+
+def _floor(clean: ScoreRow, images: int) -> str:
+    """Say what the ECE of the clean images is to be compared with; rows of older files do not know."""
+    floors = {"at μ": clean.at_mean.get("ece_floor"), "under draws": (clean.under_draws or {}).get("ece_floor")}
+    each = ", ".join(f"{100 * floor:.2f} % {name}" for name, floor in floors.items() if floor is not None)
+    if not each:
+        return ""
+    return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}."
+
+
+def regression(found: dict[str, Any], model: str) -> Iterator[RenderableType]:
+    """Show a regression's scores, a line for each reading."""
+    protocol = found["protocol"]
+    title = f"{model} on {protocol['data']['name']}, {protocol['data']['rows']:,} test rows"
+    made = columns(title, ("",), ("RMSE", "log density", "in 95 % intervals"), None)
+    for key, label in {"at_mean": "at μ", "under_draws": f"under {protocol['samples']} draws"}.items():
+        if each := found.get(key):
+            cells = f"{each['rmse']:.4g}", f"{each['log_density']:.3f}", f"{100 * each['coverage95']:.1f} %"
+            made.add_row(label, *cells)
+    yield made
+    if found["note"]:
+        yield found["note"]
+
+
+# byov predict
+
+
+def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> Iterator[RenderableType]:
+    """Show the most uncertain inputs, and the means over all of them."""
+    values = found.columns
+    truth = () if found.labels is None else ("label",)
+    numbers = ("confidence", "std", "entropy", "MI", "draws")
+    made = columns(f"{title}: the most uncertain inputs", ("input", *truth, "predicted"), numbers)
+    for i in found.most_uncertain():
+        label = [] if found.labels is None else [Text(found.class_names[found.labels[i]])]
+        cells = [f"{values[name][i]:.3f}" for name in ("confidence", "std", "entropy", "mutual_information")]
+        predicted = Text(found.class_names[values["predicted"][i]])
+        made.add_row(Text(found.inputs[i]), *label, predicted, *cells, str(values["draws"][i]))
+    yield made
+    draws = f"{values['draws'].mean():.4g} draws each" if posterior else "no posterior"
+    parts = [f"{len(found):,} inputs, {draws}"]
+    parts += [] if found.accuracy is None else [f"top-1 {100 * found.accuracy:.2f} %"]
+    parts += [f"mean confidence {values['confidence'].mean():.3f}", f"entropy {values['entropy'].mean():.3f}"]
+    parts += [f"mutual information {values['mutual_information'].mean():.4f}"] if posterior else []
+    parts += [f"{found.unreadable} could not be read"] if found.unreadable else []
+    yield f"{', '.join(parts)}: {out}"
+
+
+# byov prune
+
+
+def sweep(content: dict[str, Any]) -> Table:
+    """Show top-1 over sparsity, a column per model and ranking."""
+    curves, test = content["curves"], content["protocol"]["test"]
+    title = f"top-1 in %, {test['name']} {test['split']}; retrained: {content['protocol']['retrained']}"
+    made = columns(title, (), ("zeros", *(f"{curve['model']}\n{curve['by']}" for curve in curves)))
+    for i, sparsity in enumerate(curves[0]["sparsity"]):
+        made.add_row(f"{100 * sparsity:g} %", *(f"{100 * curve['top1'][i]:.2f}" for curve in curves))
+    return made
+
+
+def smaller(part: Prunable, net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:
+    """Show which groups of each block are left, and what became of the parameters."""
+    model = part.run.network
+    whole = part.kept(model.point() if isinstance(model, BayesianModule) else model)
+    left = {block.name: block.units for block in find_blocks(net)}
+    made = columns(title, ("block",), ("kind", "groups", "kept"))
+    for block in find_blocks(whole):
+        made.add_row(Text(block.name), block.kind, f"{block.units:,}", f"{left[block.name]:,}")
+    yield made
+    before, after = (sum(p.numel() for p in each.parameters()) for each in (whole, net))
+    yield f"{before:,} parameters, {after:,} left ({100 * after / before:.1f} %): {out}"
+
+
+def sparse(net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:
+    """Show the zeros of each layer, and the size of the file beside the dense network's."""
+    rows = layers(net)
+    made = columns(title, ("layer",), ("weights", "kept", "zeros", "sparsity"))
+    weights, zeros = sum(row.weights for row in rows), sum(row.zeros for row in rows)
+    for name, of, gone in [*rows, ("all of these", weights, zeros)]:
+        if name == "all of these":
+            made.add_section()
+        made.add_row(Text(name), f"{of:,}", f"{of - gone:,}", f"{gone:,}", f"{100 * gone / max(of, 1):.1f} %")
+    yield made
+    masks = {f"{row.name}_mask" for row in rows}
+    dense = sum(p.nbytes for p in net.parameters())
+    dense += sum(buffer.nbytes for name, buffer in net.named_buffers() if name not in masks)
+    size = out.stat().st_size
+    yield f"dense {dense:,} bytes, sparse {size:,} ({100 * size / dense:.1f} %): {out}"
+
+
+# byov overhead
+
+
+def overhead(model: str, rows: Sequence[Row]) -> Table:
+    """Show parameters, overhead and effective ensemble size of every family on a network."""
+    made = columns(model, ("family", "on"), ("parameters", "overhead", "effective size"), box.HEAVY_HEAD)
+    made.caption = "effective size: how many different networks can be drawn"
+    for row in rows:
+        made.add_row(row.family, row.on, f"{row.parameters:,}", _percent(row.percent), row.ensemble_size)
+    return made
+
+
+def _percent(value: float) -> str:
+    """Write three digits, as the paper prints them: 0.328 %, 1.10 %, 17.9 %, 100 %."""
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} %" if value else "0 %"
+
+
+# byov reproduce
+
+
+def catalogue(entries: Sequence[tuple[str, str, str | None]]) -> Table:
+    """List tables and figures: (name, title, why it is not reproduced or None)."""
+    made = columns("The papers' tables and figures", ("name", "what it shows"), ())
+    made.columns[0].no_wrap = True
+    paper = ""
+    for name, title, reason in entries:
+        if paper not in ("", name.partition("/")[0]):
+            made.add_section()
+        paper = name.partition("/")[0]
+        words = title if reason is None else f"{title} – not reproduced: {reason}"
+        made.add_row(Text(name, "bold" if reason is None else "dim"), Text(words, "" if reason is None else "dim"))
+    return made
+
+
+def reproduced(content: dict[str, Any], folder: Path, again: bool) -> Iterator[RenderableType]:
+    """Show a result as paper | ours | verdict, and where it lies."""
+    protocol = content["protocol"]
+    where = f"{protocol['scale']}, seed {protocol['seed']}, {protocol['device']}"
+    about = f"{content['name']}: {content['title']} ({where})"
+    if content["comparisons"]:
+        made = columns(about, ("quantity",), ("paper", "ours"))
+        made.add_column("verdict")
+        for row in content["comparisons"]:
+            error = "" if row["error"] is None else f" ± {_number(row['error'])}"
+            ours = f"{_number(row['ours'])}{error}"
+            made.add_row(Text(row["quantity"]), _number(row["paper"]), ours, Text(row["verdict"]))
+        yield made
+    else:
+        yield about
+    if content["note"]:
+        yield content["note"]
+    yield f"{'finished before (--force runs it again)' if again else 'written'}: {folder}"
+
+
+def _number(value: float | None) -> str:
+    """Write whole numbers as they are, others with four significant digits."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.4g}"
