@@ -18,11 +18,11 @@ from torch import nn
 import byov
 from byov.cli import VERBS, app, main
 from byov.data.config import DataConfig
+from byov.evaluation.probing import probe_run
 from byov.posterior import BayesianModule
+from byov.report.tables import probes
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import ProbeResult, Scores
-from byov.ssl.runs import probe_run
-from byov.ssl.table import probe_table
 from byov.train import checkpoint
 from byov.train.config import load_config
 
@@ -221,9 +221,9 @@ def test_probe_tells_bad_input_in_one_sentence(call: Any, run: Path, tmp_path: P
     (tmp_path / "pickle.pt").write_bytes(b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01K\x01s.")
     before = files(tmp_path)
     cases: list[tuple[list[object], str]] = [
-        ([tmp_path / "none"], "There is no checkpoint at"),
-        ([tmp_path / "empty"], "There is no checkpoint at"),
-        ([tmp_path / "file" / "below"], "There is no checkpoint at"),
+        ([tmp_path / "none"], "There is no run at"),
+        ([tmp_path / "empty"], "There is no run at"),
+        ([tmp_path / "file" / "below"], "There is no run at"),
         ([tmp_path / "file"], "is not a byov checkpoint"),
         ([tmp_path / "pickle.pt"], "is not a byov checkpoint"),
         ([tmp_path / "broken"], "is truncated: it has"),
@@ -277,7 +277,7 @@ def test_evaluate_is_told_what_is_no_run(call: Any, run: Path, tmp_path: Path) -
 
 def test_what_is_our_fault_ends_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is not to be mistaken for bad input."""
-    monkeypatch.setattr("byov.ssl.runs.probe_run", lambda *_: {}["bug"])
+    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_: {}["bug"])
     monkeypatch.setattr(sys, "argv", ["byov", "probe", "anywhere"])
     with pytest.raises(KeyError, match="bug"):
         main()
@@ -291,7 +291,7 @@ def test_the_table_of_probes_names_models_word_for_word_and_fits_a_terminal() ->
     result = ProbeResult({"linear": scores, "knn_draws": scores}, {}, None, None)  # type: ignore[arg-type]
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(probe_table({"[red]a[/red]": result, "[/]": result}))
+        console.print(probes({"[red]a[/red]": result, "[/]": result}))
     text = capture.get()
     assert "[red]a[/red]" in text
     assert "[/]" in text

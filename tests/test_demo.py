@@ -17,9 +17,9 @@ from byov.cli import main
 from byov.data import load
 from byov.data.augmentations import augment
 from byov.demo import SHIFTS, demo, readings, recipe, shift_table, under_shift
+from byov.evaluation.probing import probe_run
 from byov.metrics.functional import calibration_error
 from byov.ssl.pretrain import Pretrain, restore, start
-from byov.ssl.runs import probe_run
 from byov.train.config import load_config
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -18,9 +18,10 @@ from byov.data.corruptions import CORRUPTIONS
 from byov.data.labelled import labelled
 from byov.evaluation import Classifier, Probed, Row, evaluate, scores, summarise
 from byov.evaluation.rows import plan
-from byov.evaluation.subjects import Reading, digest, subject
 from byov.metrics import functional as metrics
 from byov.prediction import Prediction
+from byov.runs import Reading, open_run
+from byov.runs.run import digest
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
@@ -153,7 +154,7 @@ def test_command_prints_a_table_and_writes_the_protocol(monkeypatch, capsys, fol
 @pytest.mark.parametrize("start", ["reset", "copy"])
 def test_the_mean_of_members_that_started_anew_is_said_to_be_no_network(monkeypatch, capsys, folder, start) -> None:
     _, out, _ = command(monkeypatch, capsys, f"python:some_nets:{start}", *small("r.json")[1:])
-    assert ("need be no network" in out) == (start == "reset")
+    assert ("has no mean network" in out) == (start == "reset")
 
 
 def test_an_interrupted_evaluation_goes_on_and_equals_an_uninterrupted_one(monkeypatch, capsys, folder) -> None:
@@ -168,7 +169,7 @@ def test_an_interrupted_evaluation_goes_on_and_equals_an_uninterrupted_one(monke
         return found(self, images, samples)
 
     monkeypatch.setattr(Classifier, "__call__", stops)
-    monkeypatch.setattr("byov.evaluation.subjects.Network.check", lambda self, data: None)
+    monkeypatch.setattr("byov.runs.run.Network.check", lambda self, data: None)
     assert command(monkeypatch, capsys, *small("parts.json", *words))[0] == 130
     part, whole = (json.loads((folder / name).read_text()) for name in ("parts.json", "whole.json"))
     assert not part["finished"]
@@ -268,7 +269,7 @@ def test_a_baseline_gives_corruption_errors(monkeypatch, capsys, folder) -> None
         (["--data", "digits", "--split", "dev"], "splits train, test"),
         (["--data", "digits", "--severities", "0-5"], "1 to 5"),
         (["--data", "digits", "--shift", "fog"], "corruptions, not 'fog'"),
-        (["--data", "digits", "--strategy", "quick"], "'vmap', not 'quick'"),
+        (["--data", "digits", "--strategy", "quick"], "vmap, not 'quick'"),
         (["--data", "digits", "--bins", "0"], "bins"),
         (["--data", "digits", "--precision", "16"], "32-true or bf16-mixed, not '16'"),
         (["--data", "digits", "--device", "abacus"], "no device 'abacus'"),
@@ -299,7 +300,7 @@ def test_missing_runs_and_other_checkpoints_are_told(monkeypatch, capsys, folder
     for name, message in (
         ("nowhere", "no run at nowhere"),
         (".", "no run at"),
-        ("other.safetensors", "'sculpture'; those that can be evaluated are pretrain"),
+        ("other.safetensors", "'sculpture', not a run of byov pretrain"),
         ("text.safetensors", "not a byov checkpoint"),
     ):
         status, _, err = command(monkeypatch, capsys, name, "--data", "digits")
@@ -381,7 +382,7 @@ def test_a_run_is_read_by_a_probe_on_its_own_encoder(monkeypatch, capsys, folder
     assert saved["rows"][0]["at_mean"]["top1"] > 0.3  # chance is 0.1
     assert Probed(probe).posterior
     file = run_folder / "checkpoint.safetensors"
-    assert digest(subject(str(file), Reading(samples=3)).weights) == digest(module)
+    assert open_run(str(file), Reading(samples=3)).digest == digest(module)
     warm = [*words[:-1], "warm.json", "--temper"]
     assert command(monkeypatch, capsys, run_folder, *warm)[0] == 0
     tempered = json.loads((folder / "warm.json").read_text())

@@ -13,12 +13,12 @@ from byov.data.corruptions import CORRUPTIONS, corrupt
 from byov.evaluation import Classifier, Row, evaluate, rows, scores, summarise
 from byov.evaluation.images import parse_severities, shifts_for
 from byov.evaluation.rows import CHUNK
-from byov.evaluation.subjects import digest
 from byov.evaluation.summary import corruption_errors
 from byov.metrics import functional as metrics
 from byov.posterior.random import stream
 from byov.prediction import Prediction
 from byov.prediction.result import Moments
+from byov.runs.run import digest
 from byov.ssl.probe import READ
 
 TWO = {name: CORRUPTIONS[name] for name in ("gaussian_noise", "contrast")}

@@ -12,12 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.stats import kendalltau, multivariate_normal, spearmanr
-from torch import Generator, Tensor, nn
-
-import byov
 from byov.exploration import (
     Convergence,
     LayerHistory,
@@ -38,6 +32,12 @@ from byov.exploration import (
 )
 from byov.exploration.alignment import gaussian_fit
 from byov.exploration.drawing import save
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kendalltau, multivariate_normal, spearmanr
+from torch import Generator, Tensor, nn
+
+import byov
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

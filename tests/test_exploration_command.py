@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from byov import cli
 from byov.exploration.alignment import predictive_std
 from byov.exploration.items import ITEMS
 from byov.exploration.runs import Run, Settings
+
+from byov import cli
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import start as start_pretraining
 from byov.train.config import load_config

@@ -14,7 +14,7 @@ from PIL import Image
 
 from byov.cli import main
 from byov.data.labelled import in_memory, labelled
-from byov.ssl.runs import probe_run
+from byov.evaluation.probing import probe_run
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -12,8 +12,7 @@ from torch import nn
 
 import byov
 from byov import cli
-from byov.commands.overhead import build
-from byov.overhead import PLACES, Row, overhead
+from byov.overhead import PLACES, Row, build, overhead
 
 
 def table(net: nn.Module, k: int = 5, on: str | None = None) -> dict[tuple[str, str], Row]:
@@ -161,7 +160,7 @@ def test_command_never_overwrites_unasked(monkeypatch, capsys, tmp_path) -> None
     target.write_text("mine")
     status, _, err = run(monkeypatch, capsys, "table3_mlp", "--json", target)
     assert status == 2
-    assert "exists already" in err
+    assert "choose another --json" in err
     assert target.read_text() == "mine"
     assert run(monkeypatch, capsys, "table3_mlp", "--json", target, "--force")[0] == 0
     assert json.loads(target.read_text())["model"] == "table3_mlp"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 
-def check_out(path: Path, force: bool = False) -> None:
+def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
     """Refuse a file that could not be written, or that would be lost, before any work is done for it."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: --out takes the name of a file.")
+        raise ValueError(f"{path} is a folder: {option} takes the name of a file.")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists: choose another --out, or say --force.")
+        raise FileExistsError(f"{path} exists: choose another {option}, or say --force.")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if not nearest.is_dir():
         raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
@@ -23,5 +23,5 @@ def write_json(path: Path, content: Any) -> None:
     """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from byov.evaluation.subjects import Reading, subject
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from byov.evaluation.rows import evaluate
 from byov.evaluation.scores import scores
-from byov.evaluation.subjects import Reading, subject
 from byov.report import collect as collecting
 from byov.report.draws import each_draw, spread
 from byov.report.measure import Opened, shifts_asked

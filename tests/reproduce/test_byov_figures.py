@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from byov.exploration.runs import Settings
+
 from byov.reproduce import (
     byov_figure1,
     byov_figure2,

@@ -45,7 +45,7 @@ def command(
     from byov.report import tables
 
     if json is not None:
-        check_out(json, force)
+        check_out(json, force, "--json")
     rows = overhead(build(model, classes), k, on)
     show(tables.overhead(model, rows))
     if json is not None:

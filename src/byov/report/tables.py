@@ -62,11 +62,11 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
     about = f"{protocol['data']['name']} {protocol['data']['split']}, {protocol['data']['images']:,} images"
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     yield table(results.rows, f"{run.name} on {about}{draws}")
-    yield _caption(protocol)
+    yield Text(_caption(protocol))  # wrapped, unlike a line that holds a path
     if floor := _floor(results.rows[0], protocol["data"]["images"]):
-        yield floor
+        yield Text(floor)
     if started_anew(run.weights):
-        yield NO_NETWORK
+        yield Text(NO_NETWORK)
     for name, reason in protocol["left_out"].items():
         yield f"{name} is left out: {reason}"
     errors = read(results.path)["summary"].get("corruption_errors")

@@ -67,8 +67,9 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
         raise ValueError(f"There is no run at {path}: name a run's folder or its checkpoint.")
     state = checkpoint.peek(file)
     about = state.get("recipe") if isinstance(state, dict) else None
-    if not isinstance(about, dict) or about.get("kind") not in kinds:
-        raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}.".replace("byov table", "byov train"))
+    kind = about.get("kind") if isinstance(about, dict) else None
+    if not isinstance(about, dict) or kind not in kinds:
+        raise ValueError(f"{path} is a checkpoint of kind {kind!r}, not a run of byov {' or byov '.join(kinds)}.")
     return Header(file, about, int(state.get("step") or 0), int(state.get("total") or 0))
 
 
