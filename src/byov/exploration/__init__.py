@@ -9,7 +9,7 @@ from byov.exploration.gallery import Gallery, gallery, gallery_figure
 from byov.exploration.humans import HumanAgreement, human_agreement, human_entropy, humans_figure
 from byov.exploration.layers import LayerHistory, layer_history, layers_figure
 from byov.exploration.noise import NoiseVariance, noise_figure, noise_variance
-from byov.posterior.layers import LayerStatistics, layer_statistics
+from byov.posterior.layer_statistics import LayerStatistics, layer_statistics
 
 __all__ = [
     "Alignment",
