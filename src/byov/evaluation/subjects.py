@@ -13,7 +13,7 @@ from torch import nn
 
 from byov.data import ImageSet
 from byov.evaluation.predictors import Classifier, Predictor, Probed
-from byov.models.entry import resolve
+from byov.models.registry import resolve
 from byov.posterior.module import BayesianModule
 from byov.prediction.predict import Strategy
 from byov.ssl import pretrain
