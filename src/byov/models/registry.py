@@ -150,8 +150,8 @@ def _torchvision(name: str, classes: int, channels: int, image_size: int | None,
     net.set_submodule(head, nn.Linear(old.in_features, classes) if classes else nn.Identity())
     if channels != 3:
         stem, conv = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
-        shape: Any = (channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding)
-        fresh = nn.Conv2d(*shape, bias=conv.bias is not None)
+        same: dict[str, Any] = {key: getattr(conv, key) for key in ("kernel_size", "stride", "padding")}
+        fresh = nn.Conv2d(channels, conv.out_channels, **same, bias=conv.bias is not None)
         nn.init.kaiming_normal_(fresh.weight, mode="fan_out", nonlinearity="relu")
         net.set_submodule(stem, fresh)
     return net

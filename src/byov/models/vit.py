@@ -1,13 +1,13 @@
 """Vision transformers for small images: timm's VisionTransformer, initialised as BYOV asks."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from timm.layers import trunc_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "nano": {"embed_dim": 64, "depth": 4, "num_heads": 2},
     "mini": {"embed_dim": 192, "depth": 6, "num_heads": 3},
     "ti": {"embed_dim": 192, "depth": 12, "num_heads": 3},
