@@ -84,7 +84,7 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor]) -> Any
     except SafetensorError as error:
         said = str(error).lower().replace(" ", "")  # a sentence, or a name in CamelCase, depending on the version
         if any(word in said for word in ("headertoosmall", "invalidheaderlength", "incomplete")):
-            raise ValueError(f"{path} is truncated: it ends after {path.stat().st_size} bytes.") from None
+            raise ValueError(f"{path} is truncated: it has only {path.stat().st_size} bytes.") from None
         raise ValueError(f"{path} is not a byov checkpoint.") from None
     except (ValueError, KeyError, TypeError):  # no metadata, or not ours
         raise ValueError(f"{path} is not a byov checkpoint.") from None

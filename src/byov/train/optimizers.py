@@ -264,7 +264,7 @@ def build_optimizer(
         raise ValueError(f"An optimizer's log_var is 'same' or 'adam', not {log_var!r}.")
     groups = parameter_groups(model, weight_decay, decay)
     if name in ("adamw", "adam"):
-        options = {"lr": lr, "betas": betas, "weight_decay": 0.0, "fused": _fused(model.parameters())}
+        options: Group = {"lr": lr, "betas": betas, "weight_decay": 0.0, "fused": _fused(model.parameters())}
         if name == "adamw":
             return (_AdamW if weight_decay else torch.optim.AdamW)(groups, **options)
         return (_Adam if weight_decay else torch.optim.Adam)(groups, **options)
