@@ -105,12 +105,12 @@ def _images(
 ) -> tuple[ImageSet | FolderSet, Path | None]:
     """The images, labelled or not, and the folder that their files' names are relative to."""
     from byov.data import ImageSet, load
-    from byov.data.folder import SPLITS
+    from byov.data.sources import SPLIT_FOLDERS
 
     path = Path(data.removeprefix("folder:")).expanduser()
     folder = data.startswith("folder:") or (path.is_dir() and ":" not in data)
     if folder:
-        splits = {part: key for key, parts in SPLITS.items() for part in parts if (path / part).is_dir()}
+        splits = {part: key for key, parts in SPLIT_FOLDERS.items() for part in parts if (path / part).is_dir()}
         found = load(
             f"folder:{path}", split or ("test" if splits else "train"), image_size=image_size, channels=channels
         )
