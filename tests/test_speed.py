@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import byov
 from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
-from byov.train.optimizers import adamw
+from byov.train.optimizers import build_optimizer
 
 LAYERS, WIDTH, BATCH, ROUNDS = 64, 32, 32, 25
 BOUND = 2.5
@@ -32,7 +32,7 @@ def chain() -> nn.Sequential:
 
 
 def step_of(model: nn.Module, kl: Callable[[], Tensor] | None = None) -> Callable[[], None]:
-    optimizer = adamw(model, lr=1e-3)
+    optimizer = build_optimizer("adamw", model, lr=1e-3)
     x, y = torch.randn(BATCH, WIDTH), torch.randint(WIDTH, (BATCH,))
 
     def step() -> None:

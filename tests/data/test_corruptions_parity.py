@@ -18,13 +18,13 @@ from skimage.color import hsv2rgb, rgb2hsv
 from skimage.filters import gaussian
 from sklearn.datasets import load_sample_image
 
-from byov.data import filters
+from byov.data import image_ops
 from byov.data.corruptions import corrupt
 from byov.data.corruptions.blur import glass_sources
-from byov.data.corruptions.digital import jittered_affine
-from byov.data.corruptions.plasma import plasma
-from byov.data.geometry import affine, box_resize, smooth_displacement, warp
-from byov.data.jpeg import jpeg
+from byov.data.corruptions.digital import box_resize, jittered_affine
+from byov.data.corruptions.weather import plasma
+from byov.data.image_ops import affine, jpeg, warp
+from byov.data.shift import smooth_noise
 
 LEVEL = 1 / 255 + 1e-4
 
@@ -132,7 +132,7 @@ def test_box_resize_is_pillows(height: int, width: int) -> None:
 def test_gaussian_blur_is_scikit_images(sigma: float) -> None:
     images = photographs(32)[:, :20] / 255.0
     expected = np.stack([gaussian(image, sigma=sigma, channel_axis=-1) for image in images])
-    found = filters.gaussian_blur(torch.from_numpy(images).permute(0, 3, 1, 2), sigma)
+    found = image_ops.gaussian_blur(torch.from_numpy(images).permute(0, 3, 1, 2), sigma)
     np.testing.assert_allclose(found.permute(0, 2, 3, 1).numpy(), expected, atol=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_motion_blur_is_the_originals_for_the_same_angles(radius: int, sigma: fl
     expected = [
         reference._motion_blur(image, radius, sigma, float(angle)) for image, angle in zip(images, angles, strict=True)
     ]
-    found = filters.motion_blur(tensor(images), radius, sigma, angles)
+    found = image_ops.motion_blur(tensor(images), radius, sigma, angles)
     assert (found - tensor(np.stack(expected))).abs().max() < 1e-5
 
 
@@ -192,7 +192,7 @@ def test_elastic_transforms_parts_are_the_originals_for_the_same_draws() -> None
 
     noise = torch.rand(2, 1, 224, 224, generator=torch.Generator().manual_seed(6)) * 2 - 1
     for sigma in (2.44, 170.8):
-        down, right = smooth_displacement(batch, sigma, torch.Generator().manual_seed(6))
+        down, right = smooth_noise(batch, sigma, torch.Generator().manual_seed(6))
         smooth = [gaussian(part[0].double().numpy(), sigma, mode="reflect", truncate=3) for part in noise]
         np.testing.assert_allclose(down[0].numpy(), smooth[0], atol=1e-5)
         np.testing.assert_allclose(right[0].numpy(), smooth[1], atol=1e-5)

@@ -12,8 +12,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from byov.data.corruptions import corrupt
-from byov.data.corruptions.frost_texture import frost_texture
-from byov.data.corruptions.plasma import plasma
+from byov.data.corruptions.weather import frost_texture, plasma
 
 MOTION_BLUR = {
     32: [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)],

@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 
 import pytest
+import torch
 
 from byov import metrics
 
@@ -14,7 +15,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(metrics.__path__, "by
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    assert doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch}).failed == 0
 
 
 @pytest.mark.parametrize("home", [metrics, metrics.functional], ids=["shells", "functions"])

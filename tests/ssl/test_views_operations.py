@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from byov.data import transforms
-from byov.data.crop_flip import CropFlip
+from byov.data.transforms import CropFlip
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
 CLOSE = 5e-6  # float32 rounding over a few dozen operations on numbers in [0, 1]

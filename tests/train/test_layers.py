@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import byov
-from byov.posterior.layers import layer_statistics
+from byov.posterior.layer_statistics import layer_statistics
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, start
 from byov.train.journal import Journal
 from byov.train.layers import LEAST, RECORDS, due, record

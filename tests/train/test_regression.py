@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from typer.testing import CliRunner
 
 import byov
+from byov.cli import app
 from byov.posterior import Family
 from byov.posterior.random import stream
-from byov.train.regression import Fitted, Settings, fit
-from byov.train.regression import families as of
-from byov.train.regression.fitting import _least
-from byov.train.regression.group import Data, minibatches
+from byov.train import regression_networks as networks
+from byov.train import regression_training
+from byov.train.regression import Settings, fit, strongest_decay
 
 FAMILIES: dict[str, Family] = {
     "EMP": byov.EMP(3),
@@ -28,65 +31,61 @@ FAMILIES: dict[str, Family] = {
     "Ensemble": byov.Ensemble(3),
 }
 SHORT = Settings(hidden=7, epochs=6, batch=16, lr=0.01)
+TUNED = Settings(hidden=15, epochs=250, batch=60, lr=0.01, weight_decay=(1.0, 1e-4), held=0.5, trial=1.0)
+PATCHING = Path(__file__).parents[2] / "docs" / "patching.md"
 
 
 def table(rows: int = 70, targets: int = 2) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(1)
+    g = Generator().manual_seed(1)
     X = 3 + 2 * torch.randn(rows, 4, generator=g, dtype=torch.float64)
     y = torch.stack([100 * X[:, 0].sin() + 7, X[:, 1] * X[:, 2] - 50], 1) + torch.randn(rows, 2, generator=g)
     return X, y[:, :targets]
 
 
-def weights(fitted: Fitted, split: int) -> dict[str, Tensor]:
-    state = fitted.module(split).state_dict()
-    return {name: value for name, value in state.items() if torch.is_floating_point(value)}
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if torch.is_floating_point(value)}
 
 
-def draws_of(family: Family, noise: Tensor, features: int) -> list[Any]:
-    """What `BayesianModule.draw` takes, for one step's noise."""
+def same_weights(ours: nn.Module, theirs: nn.Module, rtol: float, atol: float) -> None:
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=rtol, atol=atol)
+
+
+def draws_of(family: Family, noise: Tensor) -> list[Any]:
+    """What `BayesianModule.draw` takes, for one draw's noise."""
     if isinstance(family, byov.EMP):
         return [{"z": noise[[0, -1]]}]
-    if isinstance(family, byov.ECMP):
-        return [{"z": noise}]
-    return [{"keep": noise > 0}]
+    return [{"z": noise}] if isinstance(family, byov.ECMP) else [{"keep": noise > 0}]
 
 
-def alone(family: Family, X: Tensor, y: Tensor, settings: Settings, seed: int = 0) -> dict[str, Tensor]:
+def alone(family: Family, X: Tensor, y: Tensor, settings: Settings) -> nn.Module:
     """The ordinary way: a bayesianized regression_mlp, autograd, torch.optim.Adam, one step after the other."""
-    data = Data.of(X, y, torch.arange(len(X)), stream(seed, 0), torch.device("cpu"))
-    features, targets = X.shape[1], y.shape[1]
-    first, second, bias = of.initial(family, data.seed, features, settings.hidden, targets, settings.gamma)
-    net = of.network(family, features, settings.hidden, targets, settings.gamma)
-    linear = [m for m in net if isinstance(m, nn.Linear)]
+    data = networks.Data.of(X, y, torch.arange(len(X)), stream(0, 0), torch.device("cpu"))
+    features, hidden = X.shape[1], settings.hidden
+    shape = networks.Shape(features, hidden, y.shape[1], settings.gamma)
+    first, second, bias = networks.initial(family, data.seed, shape)
+    start = [first[..., :-1].flatten(1), first[..., -1], second.flatten(1), bias.flatten(1)]
+    net = networks.network(family, shape)
     with torch.no_grad():
-        linear[0].weight.copy_(first[0, :, :-1])
-        linear[0].bias.copy_(first[0, :, -1])
-        linear[1].weight.copy_(second[0])
-        linear[1].bias.copy_(bias[0, :, 0])
-    model = of.model(family, net).train()
+        for layer, weight, own in zip(
+            [m for m in net if isinstance(m, nn.Linear)], start[::2], start[1::2], strict=True
+        ):
+            layer.weight.copy_(weight[0].view_as(layer.weight))
+            layer.bias.copy_(own[0])
+    model = networks.module(family, net).train()
     if isinstance(family, byov.Ensemble):
-        flat = torch.cat([first[..., :-1].flatten(1), first[..., -1], second.flatten(1), bias.flatten(1)], 1)
-        model.factors[0].get_parameter("components").data.copy_(flat)
-    adam = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-    steps, size = settings.cut(len(X))
-    xs, ys = minibatches([data], [data.generator(0)], settings.epochs, steps, size)
-    generator = data.generator(of.NUMBER[type(family)])
-    if isinstance(family, byov.Dropout):
-        noise = of.factors(family, len(xs), features, settings.hidden, xs, generator)
-    elif not isinstance(family, byov.Ensemble):
-        noise = of.assignment(family, len(xs), features, settings.hidden, xs, generator)  # type: ignore[arg-type]
-    for t in range(len(xs)):
-        x, target = xs[t, 0].t(), ys[t, 0, 0].t()
+        model.factors[0].get_parameter("components").data.copy_(torch.cat(start, 1))
+    adam = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.grid[0])
+    xs, ys = networks.minibatches([data], [data.generator(0)], settings.epochs, *settings.cut(len(X)))
+    noise = networks.noise(family, len(xs), features, hidden, xs, data.generator(networks.NUMBER[type(family)]))
+    for x, target, step in zip(xs[:, 0], ys[:, 0, 0], noise, strict=True):
         adam.zero_grad()
-        if isinstance(family, byov.Ensemble):
-            for k in range(family.k):
-                with model.draw(noise=[{"z": torch.tensor([k])}]):
-                    nn.functional.mse_loss(model(x), target).backward()
-        else:
-            with model.draw(noise=draws_of(family, noise[t], features)):
-                nn.functional.mse_loss(model(x), target).backward()
+        each = isinstance(family, byov.Ensemble)
+        draws = [[{"z": torch.tensor([k])}] for k in range(3)] if each else [draws_of(family, step)]
+        for draw in draws:
+            with model.draw(noise=draw):
+                nn.functional.mse_loss(model(x.t()), target.t()).backward()
         adam.step()
-    return {name: value for name, value in model.state_dict().items() if torch.is_floating_point(value)}
+    return model
 
 
 @pytest.mark.parametrize("targets", [1, 2])
@@ -94,28 +93,23 @@ def alone(family: Family, X: Tensor, y: Tensor, settings: Settings, seed: int = 
 def test_the_gradient_written_out_is_autograds(name: str, targets: int) -> None:
     """Thirty steps of the batched networks end at the weights of the library's own module, moments included."""
     X, y = table(targets=targets)
-    ours, theirs = weights(fit(X, y, FAMILIES[name], settings=SHORT), 0), alone(FAMILIES[name], X, y, SHORT)
-    assert ours.keys() == theirs.keys()
-    for key in ours:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=2e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+    fitted = fit(X, y, FAMILIES[name], settings=SHORT)
+    same_weights(fitted.module(), alone(FAMILIES[name], X, y, SHORT), rtol=2e-4, atol=2e-5)
 
 
 def test_a_split_does_not_depend_on_its_company() -> None:
     """Six splits of two sizes and four families at once, against each split and family alone."""
     X, y = table(90)
-    g = torch.Generator().manual_seed(0)
+    g = Generator().manual_seed(0)
     rows = [torch.randperm(90, generator=g)[: 80 + i % 2] for i in range(6)]  # 80 and 81 rows are cut differently
     assert SHORT.cut(80) != SHORT.cut(81)
     together = fit(X, y, FAMILIES, rows, settings=SHORT)
     for name, family in FAMILIES.items():
         for number in (1, 4):
             single = fit(X, y, family, [rows[number]], [number], SHORT)
-            a, b = weights(together[name], number), weights(single, 0)
-            for key in a:
-                torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(
-                together[name].predict(X, number, 20), single.predict(X, 0, 20), rtol=1e-4, atol=1e-2
-            )
+            same_weights(together[name].module(number), single.module(), rtol=1e-4, atol=1e-5)
+            ours, theirs = together[name].predict(X, number, 20), single.predict(X, 0, 20)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-2)
     different = fit(X, y, FAMILIES["EMP"], [rows[1]], [2], SHORT)
     assert not torch.allclose(together["EMP"].predict(X, 1, 20), different.predict(X, 0, 20), rtol=1e-2)
 
@@ -124,23 +118,18 @@ def test_a_split_does_not_depend_on_its_company() -> None:
 def test_a_split_does_not_depend_on_its_company_after_many_steps() -> None:
     """Rounding grows over thousands of steps; the errors of the same split, alone and in company, still agree."""
     X, y = table(200, targets=1)
-    rows = [torch.randperm(200, generator=torch.Generator().manual_seed(i))[:180] for i in range(10)]
+    rows = [torch.randperm(200, generator=Generator().manual_seed(i))[:180] for i in range(10)]
     settings = Settings(hidden=20, epochs=500, batch=60)
-    together = fit(X, y, byov.ECMP(5), rows, settings=settings)
-    single = fit(X, y, byov.ECMP(5), [rows[7]], [7], settings)
-    errors = [
-        float((m - y).square().mean().sqrt()) for m in (together.predict(X, 7).mean(0), single.predict(X).mean(0))
-    ]
+    together = fit(X, y, byov.ECMP(5), rows, settings=settings).predict(X, 7)
+    single = fit(X, y, byov.ECMP(5), [rows[7]], [7], settings).predict(X)
+    errors = [float((draws.mean(0) - y).square().mean().sqrt()) for draws in (together, single)]
     assert errors[0] == pytest.approx(errors[1], rel=0.01)
-
-
-TUNED = Settings(hidden=15, epochs=250, batch=60, lr=0.01, weight_decay=(1.0, 1e-4), held=0.5, trial=1.0)
 
 
 def test_the_decay_is_chosen_where_it_helps_and_without_the_test_rows() -> None:
     """A sine wants none; noise wants much. What is not among the training rows may be anything."""
     X, y = table(160, targets=1)
-    noise = torch.randn(160, generator=torch.Generator().manual_seed(2))
+    noise = torch.randn(160, generator=Generator().manual_seed(2))
     rows = [torch.arange(0, 120), torch.arange(40, 160)]
     for target, wanted in ((y, 1e-4), (noise, 1.0)):
         fitted = fit(X, target, {"EMP": byov.EMP(3), "Ensemble": byov.Ensemble(2)}, rows, settings=TUNED)
@@ -149,28 +138,27 @@ def test_the_decay_is_chosen_where_it_helps_and_without_the_test_rows() -> None:
     spoiled, X_spoiled = noise.clone(), X.clone()
     spoiled[120:], X_spoiled[120:] = 1e6, -1e6
     short = replace(TUNED, epochs=20)
-    clean = weights(fit(X, noise, byov.EMP(3), rows[:1], settings=short), 0)
-    for key, value in weights(fit(X_spoiled, spoiled, byov.EMP(3), rows[:1], settings=short), 0).items():
-        torch.testing.assert_close(value, clean[key])
+    clean, other = (
+        fit(*data, byov.EMP(3), rows[:1], settings=short).module() for data in ((X, noise), (X_spoiled, spoiled))
+    )
+    torch.testing.assert_close(weights(clean), weights(other))
 
 
 def test_the_strongest_decay_that_is_not_clearly_worse() -> None:
     good = torch.tensor([1.0, 2.0, 3.0, 2.0])
     noisy, clear = good + torch.tensor([0.5, -0.5, 0.6, -0.4]), good + torch.tensor([0.5, 0.4, 0.6, 0.5])
-    assert _least({0.1: clear, 0.01: noisy, 0.001: good}) == 0.01
-    assert _least({0.1: clear, 0.001: good}) == 0.001
-    assert _least({0.1: good, 0.001: good}) == 0.1
+    assert strongest_decay({0.1: clear, 0.01: noisy, 0.001: good}) == 0.01
+    assert strongest_decay({0.1: clear, 0.001: good}) == 0.001
+    assert strongest_decay({0.1: good, 0.001: good}) == 0.1
 
 
 def test_a_chosen_split_does_not_depend_on_its_company_either() -> None:
     X, y = table(160, targets=1)
     rows = [torch.arange(0, 120), torch.arange(40, 160)]
-    together = fit(X, y, FAMILIES, rows, settings=replace(TUNED, epochs=8))
+    together = fit(X, y, FAMILIES, rows, settings=replace(TUNED, epochs=8))["ECMP"]
     single = fit(X, y, byov.ECMP(3), rows[1:], [1], replace(TUNED, epochs=8))
-    assert together["ECMP"].splits[1].weight_decay == single.splits[0].weight_decay
-    a, b = weights(together["ECMP"], 1), weights(single, 0)
-    for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4)
+    assert together.splits[1].weight_decay == single.splits[0].weight_decay
+    same_weights(together.module(1), single.module(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -180,37 +168,18 @@ def test_draws_are_the_modules(name: str) -> None:
     family = FAMILIES[name]
     fitted = fit(X, y, family, settings=SHORT)
     part, model = fitted.splits[0], fitted.module()
-    got = fitted.predict(X, samples=12, generator=torch.Generator().manual_seed(5))
-    g = torch.Generator().manual_seed(5)
-    like = part.first
+    got = fitted.predict(X, samples=12, generator=Generator().manual_seed(5))
+    g = Generator().manual_seed(5)
     noises: list[list[Any]]
     if isinstance(family, byov.Ensemble):
         noises = [[{"z": z.view(1)}] for z in torch.randint(family.k, (12,), generator=g)]
     else:
-        make = of.factors if isinstance(family, byov.Dropout) else of.assignment
-        noises = [draws_of(family, n, 4) for n in make(family, 12, 4, SHORT.hidden, like, g)]  # type: ignore[operator]
+        noises = [draws_of(family, n) for n in networks.noise(family, 12, 4, SHORT.hidden, part.first, g)]
     x = ((X - part.x_mean) / part.x_std).float()
     for draw, noise in zip(got, noises, strict=True):
         with torch.no_grad(), model.draw(noise=noise):
             wanted = model(x) * part.y_std + part.y_mean
         torch.testing.assert_close(draw.double(), wanted, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_moments_of_the_draws_are_those_of_byov_predict(name: str) -> None:
-    """Independent draws of the same posterior: means within five standard errors, deviations within a tenth."""
-    X, y = table(targets=1)
-    fitted = fit(X, y, FAMILIES[name], settings=SHORT)
-    part = fitted.splits[0]
-    ours = fitted.predict(X[:10], samples=10_000)[..., 0].double()
-    x = ((X[:10] - part.x_mean) / part.x_std).float()
-    theirs = byov.predict(
-        *(fitted.module(), x), samples=4000, task="regression", generator=torch.Generator().manual_seed(0)
-    )
-    mean = theirs.mean[:, 0] * part.y_std + part.y_mean
-    std = theirs.std[:, 0] * part.y_std
-    assert ((ours.mean(0) - mean).abs() <= 5 * std / 4000**0.5 + 1e-4 * mean.abs()).all()
-    torch.testing.assert_close(ours.std(0), std, rtol=0.1, atol=1e-3)
 
 
 def test_predictions_are_at_the_targets_own_scale() -> None:
@@ -236,46 +205,15 @@ def test_an_epoch_is_cut_into_equal_minibatches(rows: int, batch: int) -> None:
     assert 0 <= rows - steps * size < steps
 
 
-X0, Y0 = np.arange(120.0).reshape(30, 4), np.arange(30.0)
-WORDS = np.array(["high", "low"] * 15)
-HOLES = np.where(np.arange(30) % 7 == 3, np.nan, Y0)
-
-
-@pytest.mark.parametrize(
-    ("X", "y", "families", "settings", "sentence"),
-    [
-        (X0, WORDS, byov.EMP(5), SHORT, "y is to hold numbers, not <U4, such as 'high'"),
-        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y is to hold numbers"),
-        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y is to hold numbers, but has 'n/a'"),
-        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows of one length"),
-        (X0, HOLES, byov.EMP(5), SHORT, "4 rows have a missing or infinite value, the first is row 3"),
-        (X0, Y0[:-1], byov.EMP(5), SHORT, r"X \(N, D\) and y"),
-        (X0, Y0, byov.EMP(5), Settings(), "30 training rows are fewer than the batch of 100"),
-        (X0, Y0, byov.ECMP(5), Settings(batch=1), "BatchNorm needs at least 2 rows"),
-        (X0[:3], Y0[:3], byov.EMP(5), Settings(batch=2), "BatchNorm needs at least 2 rows"),
-        (X0, Y0, byov.Gaussian(), SHORT, "takes EMP, ECMP, Dropout or Ensemble, not Gaussian"),
-        (X0, Y0, byov.EMP(5, sigma=0.1), SHORT, "σ = 0"),
-        (X0, Y0, {}, SHORT, "needs a family"),
-    ],
-)
-def test_bad_input(X: Any, y: Any, families: Any, settings: Settings, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        fit(X, y, families, settings=settings)
-
-
-def test_more_bad_input() -> None:
-    with pytest.raises(ValueError, match="0 to 29"):
-        fit(X0, Y0, byov.EMP(5), [torch.arange(10, 40)], settings=SHORT)
-    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"weight_decay": -1.0}, {"lr": float("nan")}, {"held": 1.0}):
-        with pytest.raises(ValueError, match=r"at least|shares"):
-            Settings(**wrong)  # type: ignore[arg-type]
-    fitted = fit(X0, Y0, byov.Dropout(0.1), settings=Settings(hidden=3, epochs=1, batch=1))  # no BatchNorm: any batch
-    with pytest.raises(ValueError, match=r"X is \(N, 4\)"):
-        fitted.predict(X0[:, :3])
-    with pytest.raises(ValueError, match="splits 0 to 0"):
-        fitted.predict(X0, 1)
-    with pytest.raises(ValueError, match="at least one draw"):
-        fitted.predict(X0, samples=0)
+def test_mixing_probabilities_and_fresh_members_are_taken() -> None:
+    """Mixing probabilities change the draws; an ensemble's members start anew, which is what `start="reset"` says."""
+    plain, tilted = (
+        fit(X0, Y0, byov.EMP(2, probs), settings=SHORT).predict(X0, samples=50) for probs in (None, (0.9, 0.1))
+    )
+    assert not torch.equal(plain, tilted)
+    for family in (byov.Ensemble(3), byov.Ensemble(3, start="reset")):
+        first = fit(X0, Y0, family, settings=SHORT).splits[0].first
+        assert len({tuple(member.flatten().tolist()) for member in first}) == 3
 
 
 def test_threads_are_left_as_they_were() -> None:
@@ -295,21 +233,140 @@ def test_threads_are_left_as_they_were() -> None:
 
 def test_divergence_is_said() -> None:
     X, y = table()
-    with pytest.raises(byov.train.diverged.Diverged, match="smaller learning rate"):
+    with pytest.raises(
+        byov.train.diverged.Diverged, match=r"Dropout\(.*\) became infinite: try a smaller learning rate"
+    ):
         fit(X, y, byov.Dropout(0.1), settings=Settings(hidden=5, epochs=40, batch=35, lr=1e38))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_graphs_train_as_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from byov.train.regression import run
-
+    """Three chunks: the first is launched step by step, the second captured, the third only replayed."""
     X, y = table()
     rows = [torch.arange(60), torch.arange(10, 70)]
-    graphs = fit(X, y, FAMILIES, rows, settings=SHORT, device="cuda")
-    monkeypatch.setattr(run, "_graph", lambda groups, like: lambda chunk: run._loop(groups, chunk))
-    loop = fit(X, y, FAMILIES, rows, settings=SHORT, device="cuda")
+    settings = replace(SHORT, epochs=96)
+    graphs = fit(X, y, FAMILIES, rows, settings=settings, device="cuda")
+    monkeypatch.setattr(
+        regression_training.Graph, "__call__", lambda g, c: regression_training.run_in_threads(g.stacks, c)
+    )
+    loop = fit(X, y, FAMILIES, rows, settings=settings, device="cuda")
     for name in FAMILIES:
         for split in (0, 1):
-            a, b = weights(graphs[name], split), weights(loop[name], split)
-            for key in a:
-                torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4)
+            same_weights(graphs[name].module(split), loop[name].module(split), rtol=1e-3, atol=1e-4)
+
+
+# What is refused, and which rows and devices are taken
+
+X0, Y0 = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30.0)
+HOLES = np.where(np.arange(30) % 7 == 3, np.nan, Y0)
+INFINITE = np.where(np.arange(120).reshape(30, 4) == 17, np.inf, X0)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "families", "settings", "sentence"),
+    [
+        (X0, np.array(["high", "low"] * 15), byov.EMP(5), SHORT, "y is to hold numbers, not <U4, such as 'high'"),
+        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y is to hold numbers"),
+        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y is to hold numbers, but has 'n/a'"),
+        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows of one length"),
+        (X0, HOLES, byov.EMP(5), SHORT, "y has missing or infinite values in 4 rows, the first is row 4"),
+        (INFINITE, Y0, byov.EMP(5), SHORT, "X has a missing or infinite value in row 5"),
+        (X0, Y0[:-1], byov.EMP(5), SHORT, r"X \(N, D\) and y"),
+        (X0, Y0, byov.EMP(5), Settings(), "30 training rows are fewer than the batch of 100"),
+        (X0, Y0, byov.ECMP(5), Settings(batch=1), "BatchNorm needs at least 2 rows"),
+        (X0[:3], Y0[:3], byov.EMP(5), Settings(batch=2), "BatchNorm needs at least 2 rows"),
+        (X0, Y0, {}, SHORT, "needs a family"),
+    ],
+)
+def test_bad_tables(X: Any, y: Any, families: Any, settings: Settings, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit(X, y, families, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [
+        (byov.Gaussian(), "takes EMP, ECMP, Dropout or Ensemble, not Gaussian"),
+        (byov.EMP(5, sigma=0.1), "σ = 0"),
+        (byov.EMP(5, learn_probs=True), "probabilities are fixed: EMP takes no learn_probs"),
+        (byov.Ensemble(5, learn_probs=True), "probabilities are fixed: Ensemble takes no learn_probs"),
+        (byov.EMP(5, spread=0.9), r"start at Settings\.gamma and 0: EMP takes no spread"),
+        (byov.Ensemble(5, spread=0.1), "start anew, each from a seed of its own: Ensemble takes no spread"),
+        (byov.ECMP(5, start="reset"), "ECMP takes no start='reset'"),
+    ],
+)
+def test_settings_that_would_change_nothing_are_refused(family: Family, sentence: str) -> None:
+    for given_families in (family, {"plain": byov.EMP(5), "other": family}):
+        with pytest.raises(ValueError, match=sentence):
+            fit(X0, Y0, given_families, settings=SHORT)
+
+
+def test_bad_settings_rows_and_predictions() -> None:
+    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"weight_decay": -1.0}, {"lr": float("nan")}, {"held": 1.0}):
+        with pytest.raises(ValueError, match=r"at least|shares"):
+            Settings(**wrong)  # type: ignore[arg-type]
+    for rows in ([torch.arange(10, 40)], [[]]):
+        with pytest.raises(ValueError, match="0 to 29"):
+            fit(X0, Y0, byov.EMP(5), rows, settings=SHORT)  # type: ignore[arg-type]
+    no_rows = (torch.rand(20), [torch.rand(20)], [torch.ones(30, dtype=torch.bool)], [torch.zeros(2, 10).long()])
+    for wrong_rows in no_rows:
+        with pytest.raises(ValueError, match="rows are indices, a list or 1-D tensor of whole numbers, not torch"):
+            fit(X0, Y0, byov.EMP(2), wrong_rows, settings=SHORT)
+    fitted = fit(X0, Y0, byov.Dropout(0.1), settings=Settings(hidden=3, epochs=1, batch=1))  # no BatchNorm: any batch
+    for asked, sentence in (
+        ((X0[:, :3],), r"X is \(N, 4\)"),
+        ((INFINITE,), "X has a missing or infinite value in row 5"),
+        ((X0, 1), "splits 0 to 0"),
+        ((X0, 0, 0), "at least one draw"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            fitted.predict(*asked)
+
+
+def test_devices() -> None:
+    for absent in ("cuda:99", torch.device("cuda", 99), "nowhere"):
+        with pytest.raises(ValueError, match=f"There is no device '{absent}' here"):
+            fit(X0, Y0, byov.EMP(2), settings=SHORT, device=absent)
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    for device, wanted in (("auto", best), (torch.device("cpu"), "cpu")):
+        assert fit(X0, Y0, byov.EMP(2), settings=SHORT, device=device).splits[0].device.type == wanted
+
+
+def test_numbers_alone_are_one_split() -> None:
+    some = torch.arange(5, 25)
+    wanted = fit(X0, Y0, byov.EMP(2), [some], settings=SHORT)
+    alone: list[Any] = [some, some.to(torch.uint8), some.numpy(), some.tolist()]
+    for rows in alone:
+        got = fit(X0, Y0, byov.EMP(2), rows, settings=SHORT)
+        assert len(got.splits) == 1
+        assert torch.equal(got.predict(X0, samples=4), wanted.predict(X0, samples=4))
+    small = replace(SHORT, batch=10)
+    assert len(fit(X0, Y0, byov.EMP(2), torch.arange(30).view(2, 15), settings=small).splits) == 2
+
+
+@pytest.mark.parametrize("name", ["a.csv", "data/A.TSV", "a.txt", "table:a.npz", "table:a.csv"])
+def test_a_table_is_no_set_of_images(name: str, tmp_path: Path) -> None:
+    sentence = r"byov train takes a table as data\.name = 'table:FILE', Python by byov\.data\.table\."
+    with pytest.raises(ValueError, match=sentence):
+        byov.data.load(name)
+    sentence = "is not a file" if name.startswith("table:") else sentence
+    done = CliRunner().invoke(app, ["train", "--run", str(tmp_path / "run"), "--set", f"data.name={name}"])
+    assert isinstance(done.exception, ValueError)  # `byov` prints it as one line
+    assert re.search(sentence, str(done.exception))
+
+
+def test_the_table_of_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes a file, so it runs in a folder of its own; and the network learns what the table holds."""
+    (section,) = re.findall(r"^## A table of numbers\n(.*?)^## ", PATCHING.read_text(), re.M | re.S)
+    (block,) = re.findall(r"^```py\n(.*?)^```", section, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"torch": torch, "byov": byov}  # imported by the page's first block
+    exec(compile(block, "docs/patching.md", "exec", dont_inherit=True), names)
+    assert [path.name for path in tmp_path.iterdir()] == ["wells.csv"]
+    scores = re.findall(r"RMSE ([\d.]+), log density (-?[\d.]+)", capsys.readouterr().out)
+    assert len(scores) == 5
+    assert max(float(error) for error, _ in scores) < 0.5 * float(names["y"].std())
+    assert min(float(density) for _, density in scores) > -10

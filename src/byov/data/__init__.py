@@ -2,11 +2,10 @@
 
 from byov.data import augmentations, corruptions
 from byov.data.batches import Batch, Batches, epoch_order
-from byov.data.crop_flip import CropFlip
-from byov.data.datasets import ImageSet, holdout
-from byov.data.folder import FolderSet
+from byov.data.datasets import FolderSet, ImageSet, holdout
 from byov.data.sources import cifar10h, data_root, load
 from byov.data.tables import Fold, Table, table, uci
+from byov.data.transforms import CropFlip
 
 __all__ = [
     "Batch",

@@ -8,16 +8,11 @@ What has a direction or a sign draws it for each image; only the severity sets t
 import torch
 from torch import Tensor
 
-from byov.data import colour, filters, geometry
+from byov.data import image_ops, transforms
 from byov.data.corruptions import noise
-from byov.data.jpeg import jpeg as jpeg_round_trip
-from byov.data.shift import Shift, find, integers, normal, shift, signs, uniform
+from byov.data.shift import Shift, find, integers, shift, signs, smooth_noise, uniform
 
-
-@shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))
-def gaussian_noise(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
-    """x + σε, ε ~ N(0, 1)."""
-    return normal(images.shape, images, generator).mul_(sigma).add_(images)
+gaussian_noise = shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))(noise.gaussian_noise.apply)
 
 
 @shift(byov=(0.01, 0.03, 0.06, 0.12, 0.2))
@@ -32,7 +27,7 @@ def shear(images: Tensor, generator: torch.Generator | None, slope: float) -> Te
     """A horizontal shear by ± slope about the centre, black outside."""
     linear = torch.eye(2, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
     linear[:, 0, 1] = slope * signs((images.shape[0],), images, generator)
-    return geometry.affine_about_centre(images, linear, "black")
+    return about_centre(images, linear)
 
 
 @shift(byov=(5, 10, 20, 30, 45))
@@ -40,7 +35,15 @@ def rotation(images: Tensor, generator: torch.Generator | None, degrees: float) 
     """A rotation by ± degrees about the centre, black outside."""
     angles = torch.deg2rad(degrees * signs((images.shape[0],), images, generator))
     cos, sin = torch.cos(angles), torch.sin(angles)
-    return geometry.affine_about_centre(images, torch.stack((cos, -sin, sin, cos), dim=1).view(-1, 2, 2), "black")
+    return about_centre(images, torch.stack((cos, -sin, sin, cos), dim=1).view(-1, 2, 2))
+
+
+def about_centre(images: Tensor, linear: Tensor) -> Tensor:
+    """Warp by linear maps (N, 2, 2), from the result to its source, about the image's centre; black outside."""
+    height, width = images.shape[-2:]
+    centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=images.dtype, device=images.device)
+    offset = centre - linear @ centre
+    return image_ops.affine(images, torch.cat((linear, offset[:, :, None]), dim=2), "black")
 
 
 @shift(byov=(0.05, 0.1, 0.15, 0.2, 0.3))
@@ -50,13 +53,13 @@ def translation(images: Tensor, generator: torch.Generator | None, distance: flo
     pixels = distance * min(images.shape[-2:])
     matrices = torch.eye(2, 3, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
     matrices[:, :, 2] = pixels * torch.stack((torch.cos(angles), torch.sin(angles)), dim=1)
-    return geometry.affine(images, matrices, "black")
+    return image_ops.affine(images, matrices, "black")
 
 
 @shift(byov=(0.015, 0.025, 0.035, 0.05, 0.07))
 def blur(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
     """A Gaussian blur with a standard deviation of σ sides."""
-    return filters.gaussian_blur(images, sigma * min(images.shape[-2:]))
+    return image_ops.gaussian_blur(images, sigma * min(images.shape[-2:]))
 
 
 @shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))
@@ -68,19 +71,20 @@ def brightness(images: Tensor, generator: torch.Generator | None, amount: float)
 @shift(byov=(0.7, 0.5, 0.35, 0.2, 0.1))
 def contrast(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
     """m + factor·(x − m), with m the mean grey of the image."""
-    return torch.lerp(colour.luma(images).mean(dim=(1, 2, 3), keepdim=True), images, factor)
+    return torch.lerp(image_ops.luma(images).mean(dim=(1, 2, 3), keepdim=True), images, factor)
 
 
 @shift(rgb_only=True, byov=(0.75, 0.5, 0.3, 0.15, 0.0))
 def saturation(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
     """g + factor·(x − g), with g the grey of the pixel."""
-    return torch.lerp(colour.luma(images), images, factor)
+    return torch.lerp(image_ops.luma(images), images, factor)
 
 
 @shift(rgb_only=True, byov=(0.05, 0.1, 0.2, 0.3, 0.5))
 def hue(images: Tensor, generator: torch.Generator | None, turns: float) -> Tensor:
     """The hue is turned by ± this part of the colour circle."""
-    return colour.rotate_hue(images, turns * signs((images.shape[0],), images, generator))
+    turned = transforms.adjust_hue(images.unbind(1), turns * signs((images.shape[0],), images, generator))
+    return torch.stack(turned, dim=1)
 
 
 @shift(byov=(0.9, 0.75, 0.6, 0.45, 0.3))
@@ -104,10 +108,8 @@ def elastic(images: Tensor, generator: torch.Generator | None, distance: float) 
     """
     side = min(images.shape[-2:])
     sigma = max(0.06 * side, 1.0)
-    down, right = geometry.smooth_displacement(images, sigma, generator)
     amplitude = distance * side * (3.0**0.5 * 2.0 * torch.pi**0.5 * sigma)
-    rows, columns = geometry.pixel_grid(images)
-    return geometry.warp(images, rows + amplitude * down, columns + amplitude * right, "symmetric")
+    return image_ops.displace(images, amplitude * smooth_noise(images, sigma, generator))
 
 
 @shift(byov=(0.2, 0.3, 0.4, 0.5, 0.6))
@@ -126,32 +128,13 @@ def cutout(images: Tensor, generator: torch.Generator | None, length: float) -> 
 @shift(byov=(50, 30, 20, 10, 5))
 def jpeg(images: Tensor, generator: torch.Generator | None, quality: int) -> Tensor:
     """JPEG at the given quality."""
-    return jpeg_round_trip(images, quality)
+    return image_ops.jpeg(images, quality)
 
 
-AUGMENTATIONS: dict[str, Shift] = {
-    augmentation.name: augmentation
-    for augmentation in (
-        gaussian_noise,
-        salt_and_pepper,
-        shear,
-        rotation,
-        translation,
-        blur,
-        brightness,
-        contrast,
-        saturation,
-        hue,
-        solarize,
-        posterize,
-        elastic,
-        cutout,
-        jpeg,
-    )
-}
-"""The augmentations by name."""
+AUGMENTATIONS: dict[str, Shift] = {made.name: made for made in list(vars().values()) if isinstance(made, Shift)}
+"""The augmentations above by name."""
 
 
 def augment(images: Tensor, name: str, severity: int = 1, generator: torch.Generator | None = None) -> Tensor:
-    """The images under the augmentation `name` at a severity from 1 to 5; the contract is that of `corrupt`."""
+    """Return the images under the augmentation `name` at a severity from 1 to 5; the contract is that of `corrupt`."""
     return find(AUGMENTATIONS, name, "augmentation")(images, severity, generator)

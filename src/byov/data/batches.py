@@ -1,4 +1,4 @@
-"""Batches in an order that can be taken up again to the bit.
+"""Batches in an order that can be resumed to the bit.
 
 The order of epoch e is a pure function of (seed, e). Where a run stands is (epoch, position), two whole numbers: no
 random state is saved, and a loader's read-ahead does not matter.
@@ -6,22 +6,21 @@ random state is saved, and a loader's read-ahead does not matter.
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from byov.data.datasets import ImageSet
-from byov.data.folder import FolderSet
+from byov.data.datasets import FolderSet, ImageSet
 from byov.data.tables import Rows
 
 UNREADABLE = 0.01  # the share of images that may be broken before a run stops
 
 
 class Batch(NamedTuple):
-    """Some images of a set, with their labels (or None) and their places in the set."""
+    """Some images of a set, with their labels (or None) and their indices in the set."""
 
     images: Tensor
     labels: Tensor | None
@@ -31,7 +30,7 @@ class Batch(NamedTuple):
 def epoch_order(
     size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, shuffle: bool = True, even: bool = True
 ) -> Tensor:
-    """The indices that one of `world` ranks sees in an epoch; a pure function of its arguments.
+    """Return the indices that one of `world` ranks sees in an epoch; a pure function of its arguments.
 
     Rank r takes every world-th index of the common permutation. `even` leaves out the last size mod world, so that all
     ranks have the same number; without it every index occurs exactly once over the ranks, as an evaluation needs.
@@ -48,10 +47,10 @@ def epoch_order(
 
 
 class Batches:
-    """Iterating gives the rest of the current epoch, then stands at the start of the next one.
+    """Iterate over the rest of the current epoch, then stand at the start of the next one.
 
     `state` is (epoch, position): set before a batch is handed out, so that a checkpoint written after the step on it
-    goes on with the next one. Sets in memory are indexed where they lie; folders are read by `workers` processes, and
+    resumes with the next one. Sets in memory are indexed where they lie; folders are read by `workers` processes, and
     an image that cannot be read is left out of its batch and noted in `unreadable`.
     """
 
@@ -82,7 +81,7 @@ class Batches:
             raise ValueError(f"{data.name} has {per_rank} {what} for each process, fewer than a batch of {batch_size}.")
 
     def __len__(self) -> int:
-        """Batches in a whole epoch."""
+        """Return the number of batches in a whole epoch."""
         images = len(self._order(0))
         return images // self.batch_size if self.drop_last else -(-images // self.batch_size)
 
@@ -120,16 +119,17 @@ class Batches:
 
     def _streamed(self, parts: list[Tensor]) -> Iterator[Batch]:
         assert isinstance(self.data, FolderSet)
-        loader: DataLoader[tuple[Tensor, Tensor, list[int]]] = DataLoader(
-            _Numbered(self.data),  # type: ignore[arg-type]
+        loader: DataLoader[Any] = DataLoader(
+            self.data,
             batch_sampler=[part.tolist() for part in parts],
             num_workers=self.workers if parts else 0,
             collate_fn=_collate,
             pin_memory=self.device is not None and self.device.type == "cuda",
             generator=torch.Generator(),  # its own, so that the global random state is not touched
         )
-        for images, indices, broken in loader:
-            self._count(broken)
+        for part, (images, readable) in zip(parts, loader, strict=True):
+            self._count(part[~readable].tolist())
+            indices = part[readable]
             labels = None if self.data.labels is None else self.data.labels[indices]
             yield self._place(Batch(images, labels, indices))
 
@@ -148,20 +148,8 @@ class Batches:
             raise ValueError(f"{count} images of {self.data.name} cannot be read (over 1 %), among them {some}.")
 
 
-class _Numbered:
-    """The set with each image's index beside it, for the collation to know which ones are missing."""
-
-    def __init__(self, data: FolderSet) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor | None]:
-        return index, self.data[index]
-
-
-def _collate(items: list[tuple[int, Tensor | None]]) -> tuple[Tensor, Tensor, list[int]]:
-    found = [(index, image) for index, image in items if image is not None]
-    images = torch.stack([image for _, image in found]) if found else torch.empty(0, dtype=torch.uint8)
-    return images, torch.tensor([i for i, _ in found], dtype=torch.int64), [i for i, image in items if image is None]
+def _collate(items: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Stack the images that could be read, and say which they are."""
+    found = [image for image in items if image is not None]
+    images = torch.stack(found) if found else torch.empty(0, dtype=torch.uint8)
+    return images, torch.tensor([image is not None for image in items])

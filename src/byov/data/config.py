@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from byov.data.datasets import ImageSet, holdout
-from byov.data.folder import FolderSet
+from byov.data.datasets import FolderSet, ImageSet, holdout
 from byov.data.sources import load
 
 
@@ -23,7 +22,7 @@ class DataConfig:
     download: bool = False
 
     def load(self, split: str = "train") -> ImageSet | FolderSet:
-        """The images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
+        """Load the images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
         source = "train" if split == "holdout" else split
         data = load(
             self.name, source, self.root, image_size=self.image_size, channels=self.channels, download=self.download

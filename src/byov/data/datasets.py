@@ -1,29 +1,24 @@
-"""A labelled or unlabelled set of images that fits in memory, and a part of it held out for choosing."""
+"""Sets of images, in memory or in a folder, and a part of one held out for choosing."""
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, Self, TypeVar
+from pathlib import Path
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from byov.data.image_ops import luma
 
-class Labelled(Protocol):
-    """What `holdout` asks of a set: labels (or None), a length, and a subset by indices."""
-
-    @property
-    def labels(self) -> Tensor | None: ...
-
-    def __len__(self) -> int: ...
-
-    def subset(self, indices: Tensor) -> Self: ...
-
-
-D = TypeVar("D", bound=Labelled)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +58,8 @@ class ImageSet:
     @cached_property
     def digest(self) -> str:
         """The first 12 hex digits of the SHA-256 of shape, pixels and labels: which data a result was made on."""
-        content = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        content.update(np.ascontiguousarray(self.images.cpu().numpy()).data)
-        if self.labels is not None:
-            content.update(self.labels.cpu().numpy().data)
-        return content.hexdigest()[:12]
+        arrays = [part.cpu().numpy() for part in (self.images, self.labels) if part is not None]
+        return _digest([repr(tuple(self.images.shape)).encode(), *(np.ascontiguousarray(a).data for a in arrays)])
 
     @cached_property
     def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -94,15 +86,15 @@ class ImageSet:
 
     def to(self, device: torch.device | str) -> "ImageSet":
         labels = None if self.labels is None else self.labels.to(device)
-        return dataclasses.replace(self, images=self.images.to(device), labels=labels)
+        return replace(self, images=self.images.to(device), labels=labels)
 
-    def subset(self, indices: Tensor) -> "ImageSet":
+    def subset(self, indices: Tensor) -> Self:
         indices = indices.to(self.images.device)
         labels = None if self.labels is None else self.labels[indices]
-        return dataclasses.replace(self, images=self.images[indices], labels=labels)
+        return replace(self, images=self.images[indices], labels=labels)
 
     def resized(self, image_size: int | None = None, channels: int | None = None) -> "ImageSet":
-        """Square images of `image_size` pixels (antialiased bilinear) with 1 or 3 channels; None keeps what is."""
+        """Return square images of `image_size` pixels (antialiased bilinear) with 1 or 3 channels; None keeps them."""
         images = self.images
         if channels is not None and channels != self.channels:
             if {channels, self.channels} != {1, 3}:
@@ -110,16 +102,84 @@ class ImageSet:
             if channels == 3:
                 images = images.expand(-1, 3, -1, -1)
             else:
-                weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-                images = torch.cat([(c * weights).sum(1, keepdim=True).round().byte() for c in images.split(4096)])
+                images = torch.cat([luma(chunk).round().byte() for chunk in images.split(4096)])
         if image_size is not None and images.shape[2:] != (image_size, image_size):
             size = [image_size, image_size]
             resize = [F.interpolate(c.float(), size, mode="bilinear", antialias=True) for c in images.split(4096)]
             images = torch.cat([c.round().clamp(0, 255).byte() for c in resize])
-        return dataclasses.replace(self, images=images.contiguous())
+        return replace(self, images=images.contiguous())
 
 
-def holdout(data: D, fraction: float = 0.1, seed: int = 0) -> tuple[D, D]:
+@dataclass(frozen=True, eq=False)
+class FolderSet(Dataset):
+    """Images on disk; item i is a uint8 tensor (channels, image_size, image_size), or None if it cannot be read.
+
+    The shorter side is scaled to image_size / crop pixels and the central square is cut out. For BYOL's views ask for
+    images a little larger than the view (256 for 224). Mean and std are ImageNet's: a pass over the disk for one's own
+    would cost an epoch.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    image_size: int = 224
+    channels: int = 3
+    crop: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor | None:
+        side = round(self.image_size / self.crop)
+        mode = "L" if self.channels == 1 else "RGB"
+        try:
+            with Image.open(self.paths[index]) as file:
+                file.draft(mode, (side, side))  # a JPEG need not be decoded at more than the size asked for
+                image = file.convert(mode)
+        except Exception:  # decoders raise anything; a broken file is one picture less, not the end of a run
+            return None
+        scale = side / min(image.size)
+        width, height = (max(side, round(scale * length)) for length in image.size)
+        left, top = (width - self.image_size) // 2, (height - self.image_size) // 2
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        image = image.crop((left, top, left + self.image_size, top + self.image_size))
+        array = np.array(image).reshape(self.image_size, self.image_size, self.channels)
+        return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+    @cached_property
+    def digest(self) -> str:
+        """The first 12 hex digits of a SHA-256 over every file's last two names and size (contents are not read)."""
+        names = ((os.path.join(*Path(path).parts[-2:]), os.path.getsize(path)) for path in self.paths)
+        return _digest(f"{name} {size}\n".encode() for name, size in names)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return IMAGENET_MEAN if self.channels == 3 else (sum(IMAGENET_MEAN) / 3,)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return IMAGENET_STD if self.channels == 3 else (sum(IMAGENET_STD) / 3,)
+
+    def subset(self, indices: Tensor) -> Self:
+        labels = None if self.labels is None else self.labels[indices]
+        return replace(self, paths=tuple(self.paths[i] for i in indices.tolist()), labels=labels)
+
+    def resized(self, image_size: int) -> "FolderSet":
+        return replace(self, image_size=image_size)
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(part)
+    return content.hexdigest()[:12]
+
+
+AnySet = TypeVar("AnySet", bound=ImageSet | FolderSet)
+
+
+def holdout(data: AnySet, fraction: float = 0.1, seed: int = 0) -> tuple[AnySet, AnySet]:
     """Split a set into (kept, held out) for model selection: a pure function of the labels, the fraction and the seed.
 
     Each class gives its share, rounded; both parts keep the order of the set.
@@ -134,4 +194,4 @@ def holdout(data: D, fraction: float = 0.1, seed: int = 0) -> tuple[D, D]:
         held[members[: round(fraction * len(members))]] = True
     if not held.any() or held.all():
         raise ValueError(f"{len(data)} images are too few to hold out a fraction of {fraction} of each class.")
-    return data.subset((~held).nonzero()[:, 0]), data.subset(held.nonzero()[:, 0])
+    return tuple(data.subset(part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from byov.data.batches import Batches
-from byov.data.datasets import ImageSet
-from byov.data.folder import FolderSet
+from byov.data.datasets import FolderSet, ImageSet
 from byov.data.sources import load
 
 
@@ -22,12 +21,11 @@ def labelled(
     limit: int | None = None,
     seed: int = 0,
 ) -> ImageSet:
-    """A split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
+    """Load a split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
     if limit is not None and limit < 1:
         raise ValueError(f"An evaluation needs at least one image, not a limit of {limit}.")
-    streamed = name == "imagenet" or name.startswith("folder:")
-    data = load(name, split, root, image_size=image_size if streamed else None, channels=channels)
-    if isinstance(data, ImageSet) and image_size not in (None, data.image_size):
+    data = load(name, split, root, channels=channels)
+    if image_size is not None and image_size != data.image_size:
         data = data.resized(image_size)
     if limit is not None and limit < len(data):
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
@@ -36,7 +34,7 @@ def labelled(
 
 
 def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
-    """The images of a set as one tensor, but for those that cannot be read; refuses a set without labels."""
+    """Return the images of a set as one tensor, but for those that cannot be read; refuses a set without labels."""
     if data.labels is None:
         raise ValueError(
             f"The {split} split of {data.name} has no labels, and an evaluation needs one for every image."
@@ -60,7 +58,7 @@ def check_classes(train: ImageSet, test: ImageSet, split: str) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes; where the system does not say, as many as anybody wants."""
+    """Return the free memory in bytes; where the system does not say, as many as anybody wants."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from byov.data.image_ops import gaussian_blur
+
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALL_SIDE = 64  # the longest shorter side for which the CIFAR-10-C parameters are used
 
@@ -51,7 +53,7 @@ class Shift:
         return self.apply(work, generator, *strength).clamp(0.0, 1.0).to(images.dtype)
 
     def strength(self, severity: int, side: int, table: str | None = None) -> Strength:
-        """The parameters that `apply` gets for an image whose shorter side is `side` pixels."""
+        """Return the parameters that `apply` gets for an image whose shorter side is `side` pixels."""
         if table is None:
             table = next(iter(self.tables)) if len(self.tables) == 1 else "cifar" if side <= SMALL_SIDE else "imagenet"
         if table not in self.tables:
@@ -76,7 +78,7 @@ def shift(*, rgb_only: bool = False, **tables: Sequence[float | Strength]) -> Ca
 
 
 def find(registry: Mapping[str, Shift], name: str, kind: str) -> Shift:
-    """The shift called `name`, or a `ValueError` that lists the nearest names."""
+    """Return the shift called `name`, or raise a `ValueError` that lists the nearest names."""
     if name in registry:
         return registry[name]
     near = difflib.get_close_matches(str(name), registry, n=3, cutoff=0.4) or list(registry)
@@ -112,13 +114,13 @@ def _source(like: Tensor, generator: torch.Generator | None) -> torch.device:
 def uniform(
     shape: Sequence[int], low: float, high: float, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """U(low, high), drawn on the generator's device and handed over in the dtype and on the device of `like`."""
+    """Draw U(low, high) on the generator's device in the dtype of `like`, and move it to the device of `like`."""
     draw = torch.rand(tuple(shape), generator=generator, dtype=like.dtype, device=_source(like, generator))
     return draw.mul_(high - low).add_(low).to(like.device)
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """N(0, 1), drawn on the generator's device and handed over in the dtype and on the device of `like`."""
+    """Draw N(0, 1) on the generator's device in the dtype of `like`, and move it to the device of `like`."""
     draw = torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=_source(like, generator))
     return draw.to(like.device)
 
@@ -126,16 +128,23 @@ def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None
 def integers(
     shape: Sequence[int], low: int, high: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Whole numbers low, …, high − 1 with equal probability, on the device of `like`."""
+    """Draw whole numbers low, …, high − 1 with equal probability, on the device of `like`."""
     draw = torch.randint(low, high, tuple(shape), generator=generator, device=_source(like, generator))
     return draw.to(like.device)
 
 
 def signs(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """−1 or +1 with equal probability, in the dtype and on the device of `like`."""
+    """Draw −1 or +1 with equal probability, in the dtype and on the device of `like`."""
     return integers(shape, 0, 2, like, generator).to(like.dtype).mul_(2).sub_(1)
 
 
 def poisson(rates: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Poisson counts with the given rates, drawn on the generator's device."""
+    """Draw Poisson counts with the given rates, on the generator's device."""
     return torch.poisson(rates.to(_source(rates, generator)), generator=generator).to(rates.device)
+
+
+def smooth_noise(like: Tensor, sigma: float, generator: torch.Generator | None = None) -> Tensor:
+    """Draw two fields (2, N, H, W) of U(−1, 1) noise, blurred by a Gaussian cut at 3σ with symmetric borders."""
+    count, _, height, width = like.shape
+    noise = uniform((2, count, height, width), -1.0, 1.0, like, generator)
+    return gaussian_blur(noise, sigma, truncate=3.0, border="symmetric")

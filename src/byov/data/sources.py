@@ -9,19 +9,24 @@ The folder is `root`, else the environment's BYOV_DATA, else ~/.cache/byov.
 """
 
 import difflib
+import io
+import lzma
 import os
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torchvision
+from PIL import Image
 from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from byov.data.datasets import ImageSet, holdout
-from byov.data.folder import FolderSet, folder
-from byov.data.packed import npz
+from byov.data.datasets import FolderSet, ImageSet, holdout
 
 TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
     "cifar10": lambda root, split, get: torchvision.datasets.CIFAR10(root, split == "train", download=get),
@@ -30,12 +35,14 @@ TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
     "svhn": lambda root, split, get: torchvision.datasets.SVHN(root, split, download=get),
     "stl10": lambda root, split, get: torchvision.datasets.STL10(root, split, download=get),
 }
-EXTRA_SPLITS = {"svhn": ("extra",), "stl10": ("unlabeled",)}
 NAMES = ("digits", *TORCHVISION, "imagenet")
+SPLITS = ("train", "test")
+EXTRA_SPLITS = {"svhn": ("extra",), "stl10": ("unlabeled",)}
+SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets lie: `root`, else the environment's BYOV_DATA, else ~/.cache/byov."""
+    """Return where data sets lie: `root`, else the environment's BYOV_DATA, else ~/.cache/byov."""
     return Path(root or os.environ.get("BYOV_DATA") or "~/.cache/byov").expanduser()
 
 
@@ -48,7 +55,7 @@ def load(
     channels: int | None = None,
     download: bool = False,
 ) -> ImageSet | FolderSet:
-    """The `split` ("train" or "test"; "unlabeled" for stl10, "extra" for svhn) of a named set.
+    """Load the `split` ("train" or "test"; "unlabeled" for stl10, "extra" for svhn) of a named set.
 
     `image_size` and `channels` (1 or 3) resize it: `load("digits", image_size=32, channels=3)` suits a network made for
     CIFAR. Nothing is fetched unless `download` is set.
@@ -67,14 +74,15 @@ def load(
         )
     if colon:
         raise ValueError(f"A data set's prefix is 'folder:' or 'npz:', not {kind + colon!r}.")
-    if split not in ("train", "test", *EXTRA_SPLITS.get(name, ())):
-        raise ValueError(f"{name} has the splits {', '.join(('train', 'test', *EXTRA_SPLITS.get(name, ())))}.")
+    splits = (*SPLITS, *EXTRA_SPLITS.get(name, ()))
+    if split not in splits:
+        raise ValueError(f"{name} has the splits {', '.join(splits)}.")
     data = digits(split) if name == "digits" else _named(name, split, data_root(root), download)
     return data.resized(image_size, channels)
 
 
 def digits(split: str = "train") -> ImageSet:
-    """scikit-learn's 1,797 digits, 8×8, one channel, 0…16 spread over 0…255; a fixed quarter is the test set."""
+    """Load scikit-learn's 1,797 digits, 8×8, one channel, 0…16 spread over 0…255; a fixed quarter is the test set."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -86,7 +94,7 @@ def digits(split: str = "train") -> ImageSet:
 
 
 def cifar10h(root: str | Path | None = None) -> Tensor:
-    """CIFAR-10H: how many of about 50 people chose each class, (10,000, 10), in the order of CIFAR-10's test set."""
+    """Load CIFAR-10H: how many of about 50 people chose each class, (10,000, 10), in CIFAR-10's test order."""
     path = data_root(root) / "cifar10h.npz"
     if not path.is_file():
         raise ValueError(f"{path} is missing: save CIFAR-10H's counts (10,000 × 10) there as the array 'counts'.")
@@ -94,9 +102,76 @@ def cifar10h(root: str | Path | None = None) -> Tensor:
         return torch.from_numpy(file["counts"].astype(np.int64))
 
 
+def npz(path: str | Path, split: str = "train", name: str | None = None) -> ImageSet:
+    """Load the `split`, "train" or "test", of an image set in an .npz file.
+
+    Such a file holds `train_images` and `test_images` (uint8; NHWC, NCHW or NHW, with 1 or 3 channels), `train_labels`
+    and `test_labels` (whole numbers from 0, one per image; a split without them is unlabelled), and `class_names` if
+    the labels have names. One split is enough. Images may be packed, see `_unpack`.
+    """
+    path = Path(path).expanduser()
+    try:
+        file = np.load(path, allow_pickle=False)
+        keys = set(file.files)
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a readable .npz file.") from error
+    here = [s for s in SPLITS if keys & {f"{s}_images", f"{s}_blob"}]
+    if split not in here:
+        has = " and ".join(here) or f"the arrays {', '.join(sorted(keys))}"
+        wants = f"'{split}_images' (uint8; NHWC, NCHW or NHW) and '{split}_labels' (whole numbers)"
+        hint = f"; it is to have {wants}" if split in SPLITS else ""
+        raise ValueError(f"{path} has no {split!r} images; it has {has}{hint}.")
+    images = file[f"{split}_images"] if f"{split}_images" in keys else _unpack(file, split)
+    labels = {s: _labels(file[f"{s}_labels"], path) for s in SPLITS if f"{s}_labels" in keys}
+    if "class_names" in keys:
+        names = tuple(str(n) for n in file["class_names"])
+    else:
+        names = tuple(map(str, range(1 + max((int(part.max(initial=-1)) for part in labels.values()), default=-1))))
+    own = torch.from_numpy(labels[split]) if split in labels else None
+    return ImageSet(name or f"npz:{path.stem}", _nchw(images, path), own, names)
+
+
+def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
+    """Return labels as int64; floats that are whole pass, since NumPy makes them of whole numbers readily."""
+    for label in labels.ravel().tolist():
+        if not isinstance(label, int | float) or label % 1:
+            raise ValueError(f"{path}: labels are whole numbers, not {label!r}.")
+    return labels.astype(np.int64)
+
+
+def _nchw(images: np.ndarray, where: str | Path) -> Tensor:
+    got = f"{images.dtype} {images.shape}"
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"The images in {where} are to be uint8 of shape NHWC, NCHW or NHW, not {got}.")
+    return torch.from_numpy(np.array(images, order="C"))  # a copy: what was unpacked may be read-only
+
+
+def _unpack(file: np.lib.npyio.NpzFile, split: str) -> np.ndarray:
+    """Read images packed as `{split}_blob`, with `image_shape` and a `codec`.
+
+    "xz" is one stream of raw pixels; "webp", "png" or "jpeg" are pictures at `{split}_offsets`, each a sheet with
+    `sheet_cols` images to a row.
+    """
+    height, width, *rest = (int(n) for n in file["image_shape"])
+    blob = file[f"{split}_blob"]
+    if str(file["codec"]) == "xz":
+        return np.frombuffer(lzma.decompress(blob.tobytes()), np.uint8).reshape(-1, height, width, *rest)
+    columns = int(file["sheet_cols"]) if "sheet_cols" in file.files else 1
+    tiles = []
+    for start, stop in pairwise(file[f"{split}_offsets"]):
+        with Image.open(io.BytesIO(blob[start:stop].tobytes())) as sheet:
+            rows = np.asarray(sheet.convert("RGB")).reshape(-1, height, columns, width, 3)
+        tiles.append(rows.transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3))
+    return np.concatenate(tiles)
+
+
 def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
     stored = root / f"{name.replace('-', '_')}.npz"
-    if stored.is_file() and split in ("train", "test"):
+    if stored.is_file() and split in SPLITS:
         return npz(stored, split, name)
     if name not in TORCHVISION:
         close = difflib.get_close_matches(name, NAMES, n=3)
@@ -111,23 +186,55 @@ def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
             f"{name} is not in {root}: download it (download=True, or --download), put {stored.name} there, "
             "or name the folder that has it (root, or the environment's BYOV_DATA)."
         ) from error
-    images = torch.as_tensor(data.data)
-    if images.ndim == 3:
-        images = images.unsqueeze(1)
-    elif images.shape[-1] == 3:
-        images = images.permute(0, 3, 1, 2)
     labels = torch.as_tensor(data.labels if hasattr(data, "labels") else data.targets).long()
     names = tuple(getattr(data, "classes", map(str, range(10))))
-    return ImageSet(name, images.contiguous(), None if split == "unlabeled" else labels, names)
+    return ImageSet(name, _nchw(np.asarray(data.data), root), None if split == "unlabeled" else labels, names)
+
+
+def folder(path: str | Path, split: str = "train", image_size: int | None = None, channels: int = 3) -> FolderSet:
+    """Find the images under a path.
+
+    PATH/train and PATH/test (or val) are its splits where they exist; a path without them is one set, "train". Within a
+    split, sub-folders are classes in alphabetical order; images lying there directly make an unlabelled set.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder.")
+    if channels not in (1, 3):
+        raise ValueError(f"Images from a folder have 1 or 3 channels, not {channels}.")
+    present = {k: root / name for k, names in SPLIT_FOLDERS.items() for name in names[::-1] if (root / name).is_dir()}
+    if present and split not in present:
+        raise ValueError(f"{root} has the splits {' and '.join(sorted(present))}, not {split!r}.")
+    if not present and split != "train":
+        raise ValueError(f"{root} has no sub-folder for a {split!r} split; hold a part of 'train' out instead.")
+    base = present.get(split, root)
+    loose = _images(base, os.listdir(base))
+    classes = sorted(entry.name for entry in base.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    members = {name: _images(base / name, _walk(base / name)) for name in classes}
+    members = {name: paths for name, paths in members.items() if paths}
+    if loose and members:
+        raise ValueError(f"{base} has images both beside and inside its sub-folders, so their labels are unclear.")
+    if not loose and not members:
+        raise ValueError(f"{base} has no images (files named {', '.join(IMG_EXTENSIONS[:4])} …).")
+    labels = torch.tensor([label for label, paths in enumerate(members.values()) for _ in paths]) if members else None
+    paths = tuple(loose or (path for paths in members.values() for path in paths))
+    return FolderSet(f"folder:{root.name}", paths, labels, tuple(members), image_size or 224, channels)
+
+
+def _walk(path: Path) -> list[str]:
+    return [os.path.relpath(os.path.join(top, name), path) for top, _, names in os.walk(path) for name in names]
+
+
+def _images(path: Path, names: list[str]) -> list[str]:
+    images = (name for name in names if name.lower().endswith(IMG_EXTENSIONS))
+    return sorted(str(path / name) for name in images if not os.path.basename(name).startswith("."))
 
 
 def _imagenet(root: Path, split: str, image_size: int | None) -> FolderSet:
-    """ImageNet as class folders under root/imagenet (or root itself); test images are the central 7/8, as is usual."""
+    """Find ImageNet's class folders under root/imagenet (or root itself); test images are the usual central 7/8."""
     for place in (root / "imagenet", root):
         if any((place / part).is_dir() for part in ("train", "val")):
-            data = folder(place, split, image_size)
-            crop = 0.875 if split == "test" else 1.0
-            return FolderSet("imagenet", data.paths, data.labels, data.class_names, data.image_size, crop=crop)
+            return replace(folder(place, split, image_size), name="imagenet", crop=0.875 if split == "test" else 1.0)
     raise ValueError(
         f"ImageNet is not in {root / 'imagenet'}: it may not be downloaded freely, so unpack its archives there "
         "(torchvision.datasets.ImageNet does it) into train/CLASS/*.JPEG and val/CLASS/*.JPEG."

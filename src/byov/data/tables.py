@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,27 @@ from torch import Tensor
 from byov.data.sources import data_root
 
 YEAR_TRAIN = 463_715  # the authors' split of YearPredictionMSD: the songs after these are by other artists
+
+
+class Scale(NamedTuple):
+    """Mean and standard deviation of every column; the deviation of a constant column is 1, so that it divides."""
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, columns: Tensor) -> "Scale":
+        mean, std = columns.mean(0), columns.std(0, correction=0)
+        # Rounding can leave a constant column a std of about 1e-16 of its size instead of 0.
+        constant = std <= 1e-12 * columns.abs().amax(0)
+        return cls(mean, torch.where(constant, torch.ones_like(std), std))
+
+    def standardise(self, columns: Tensor) -> Tensor:
+        return (columns - self.mean) / self.std
+
+    def restore(self, columns: Tensor) -> Tensor:
+        """Bring standardised columns back to their own scale."""
+        return columns * self.std + self.mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +73,7 @@ class Table:
             raise ValueError(f"{self.name}: y_other is (N, k), not {tuple(self.y_other.shape)}.")
         for key, values in (("X", self.X), ("y", self.y), ("y_other", self.y_other)):
             if values is not None:
-                _refuse_gaps(values, f"{self.name}: {key}")
+                refuse_gaps(values, f"{self.name}: {key}")
 
     def __len__(self) -> int:
         return len(self.X)
@@ -65,18 +86,24 @@ class Table:
     def fold(
         self, index: int = 0, targets: Literal["first", "all"] = "first", dtype: torch.dtype = torch.float32
     ) -> Fold:
-        """Split `index`, standardised; y is (n, 1), or (n, 1 + k) with every target."""
+        """Return split `index`, standardised; y is (n, 1), or (n, 1 + k) with every target."""
+        train, test = self.split(index)
+        y = self.all_targets if targets == "all" else self.y[:, None]
+        x_scale, y_scale = Scale.of(self.X[train]), Scale.of(y[train])
+        X, y = x_scale.standardise(self.X), y_scale.standardise(y)
+        parts = (X[train], y[train], X[test], y[test], *y_scale)
+        return Fold(*(part.to(dtype) for part in parts))
+
+    def split(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the training and the test rows of a split."""
         if not 0 <= index < len(self.splits):
             raise ValueError(f"{self.name} has the splits 0 to {len(self.splits) - 1}, not {index}.")
-        y = self.y[:, None]
-        if targets == "all" and self.y_other is not None:
-            y = torch.cat([y, self.y_other], 1)
-        train, test = self.splits[index]
-        x_mean, x_std = moments(self.X[train])
-        y_mean, y_std = moments(y[train])
-        X, y = (self.X - x_mean) / x_std, (y - y_mean) / y_std
-        parts = (X[train], y[train], X[test], y[test], y_mean, y_std)
-        return Fold(*(part.to(dtype) for part in parts))
+        return self.splits[index]
+
+    @property
+    def all_targets(self) -> Tensor:
+        """The target and the further ones, (N, 1 + k)."""
+        return torch.cat([self.y[:, None], *([] if self.y_other is None else [self.y_other])], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,23 +137,15 @@ class Rows:
 
 
 def training_rows(data: Table, split: int = 0) -> Rows:
-    """The training part of a split, standardised by its own moments."""
+    """Return the training part of a split, standardised by its own moments."""
     fold = data.fold(split)
-    x_mean, x_std = moments(data.X[data.splits[split][0]])
-    mean, std, y_mean, y_std = (tuple(part.flatten().tolist()) for part in (x_mean, x_std, fold.y_mean, fold.y_std))
+    moments = (*Scale.of(data.X[data.splits[split][0]]), fold.y_mean, fold.y_std)
+    mean, std, y_mean, y_std = (tuple(part.tolist()) for part in moments)
     return Rows(data.name, fold.X_train, fold.y_train, mean, std, y_mean, y_std, data.digest)
 
 
-def moments(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of every column; the deviation of a constant column is 1, so that it divides."""
-    mean, std = columns.mean(0), columns.std(0, correction=0)
-    # rounding can leave a constant column a std of about 1e-16 of its size instead of 0
-    constant = std <= 1e-12 * columns.abs().amax(0)
-    return mean, torch.where(constant, torch.ones_like(std), std)
-
-
 def as_numbers(values: Any, name: str) -> Tensor:
-    """Whatever holds numbers (a tensor, an array, a data frame, lists) in float64 on the CPU; words are refused."""
+    """Return a tensor, an array, a data frame or lists of numbers in float64 on the CPU; refuse words."""
     if isinstance(values, Tensor):
         if values.is_complex():
             raise ValueError(f"{name} is to hold real numbers, not {values.dtype}.")
@@ -147,7 +166,8 @@ def as_numbers(values: Any, name: str) -> Tensor:
     return torch.from_numpy(array.astype(np.float64))
 
 
-def _refuse_gaps(values: Tensor, name: str) -> None:
+def refuse_gaps(values: Tensor, name: str) -> None:
+    """Refuse missing and infinite values, and say in which row the first of them is, counting from 1."""
     rows = 1 + torch.atleast_1d(~values.isfinite()).nonzero()[:, 0].unique()
     if len(rows) == 1:
         raise ValueError(f"{name} has a missing or infinite value in row {int(rows[0])}.")
@@ -158,7 +178,7 @@ def _refuse_gaps(values: Tensor, name: str) -> None:
 def random_splits(
     rows: int, count: int = 20, test: float = 0.1, seed: int = 0, name: str = "The table"
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """`count` random 90:10 splits, each a pure function of (rows, seed, its number); `name` is for the refusal."""
+    """Return `count` random splits, each a pure function of (rows, seed, its number); errors mention `name`."""
     if rows < 2:
         raise ValueError(f"{name} has {rows} row{'' if rows == 1 else 's'}: splits need at least two.")
     if count < 1 or not 0.0 < test < 1.0:
@@ -169,7 +189,7 @@ def random_splits(
 
 
 def uci(name: str, root: str | Path | None = None) -> Table:
-    """A set of the regression benchmark from ROOT/uci/NAME.npz, with its standard splits (20; Protein 5, Year 1).
+    """Load a set of the regression benchmark from ROOT/uci/NAME.npz, with its standard splits (20; Protein 5, Year 1).
 
     Year is also read from the original YearPredictionMSD.txt.
     """
@@ -186,7 +206,7 @@ def uci(name: str, root: str | Path | None = None) -> Table:
 
 
 def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int = 0) -> Table:
-    """A table of your own: an .npz with X and y, or a .csv with `target` naming (or counting to) the target's column.
+    """Load a table of your own: an .npz with X and y, or a .csv whose target column is `target`, a name or a number.
 
     A .csv may start with a line of column names, none of which is a number. Without split_train and split_test in the
     file, `splits` random 90:10 splits are made.
@@ -213,7 +233,7 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
 
 
 def features(path: str | Path, count: int, target: str | int = -1) -> Tensor:
-    """The rows of a .csv or .npz to predict: `count` columns, or one more, the `target`'s, which is left out."""
+    """Return the rows of a .csv or .npz to predict: `count` columns, or one more, the `target`'s, which is dropped."""
     path = Path(path).expanduser()
     if path.suffix == ".csv" and path.is_file():
         header, rows = _csv(path)
@@ -226,6 +246,7 @@ def features(path: str | Path, count: int, target: str | int = -1) -> Tensor:
 
 
 def _csv(path: Path) -> tuple[list[str], np.ndarray]:
+    """Return a file's column names, or their numbers where it has no names, and its rows."""
     with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
         lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
     if not lines:
@@ -268,8 +289,6 @@ def _npz(path: Path, name: str, splits: int = 20, seed: int = 0) -> Table:
     if not {"X", "y"} <= set(arrays):
         raise ValueError(f"{path} has no arrays X and y; it has {', '.join(sorted(arrays))}.")
     kept = {key: as_numbers(arrays[key], f"{path}: {key}") for key in ("X", "y", "y_other") if key in arrays}
-    for key, values in kept.items():
-        _refuse_gaps(values, f"{path}: {key}")
     X, y, other = kept["X"], kept["y"], kept.get("y_other")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

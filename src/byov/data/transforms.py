@@ -9,7 +9,10 @@ The colour operations take and give the planes of a batch, `images.unbind(1)`: t
 a compiler fuses into one kernel over separate planes and not over a stack of them.
 """
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Planes = tuple[Tensor, ...]  # one or three, each (N, H, W)
@@ -17,14 +20,14 @@ GRAY = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """uint8 images as floats in [0, 1]; floating-point images are taken as they are."""
+    """Return uint8 images as floats in [0, 1], floating-point images as they are."""
     if images.dtype == torch.uint8:
         return images.float() / 255
     return images.float()
 
 
 def along_axes(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows · image · columnsᵀ for every image and channel: rows is (N, H', H), columns (N, W', W).
+    """Return rows · image · columnsᵀ for every image and channel: rows is (N, H', H), columns (N, W', W).
 
     In full float32 even under autocast, whose bfloat16 would round the weights to three digits. With the rows
     outermost, channels fold into the other axis of each product, so that no matrix is repeated per channel.
@@ -37,7 +40,7 @@ def along_axes(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic kernel with a = −½, the one that PIL, TensorFlow and torchvision's antialiased resize use."""
+    """Return Keys' cubic kernel with a = −½, the one that PIL, TensorFlow and torchvision's antialiased resize use."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -45,7 +48,7 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resize_matrix(start: Tensor, length: Tensor, flip: Tensor, inputs: int, outputs: int) -> Tensor:
-    """(N, outputs, inputs): antialiased bicubic resampling of pixels [start, start + length) to `outputs` pixels.
+    """Return (N, outputs, inputs): antialiased bicubic resampling of pixels [start, start + length) to `outputs`.
 
     Pixels outside the crop get no weight, as if the crop had been cut out first. `flip` (N, bool) reverses the axis.
     """
@@ -60,7 +63,7 @@ def resize_matrix(start: Tensor, length: Tensor, flip: Tensor, inputs: int, outp
 
 
 def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
-    """(N, size, size): Gaussian blur with an odd `kernel`, borders reflected; the identity where σ is 0."""
+    """Return (N, size, size): Gaussian blur with an odd `kernel`, borders reflected; the identity where σ is 0."""
     reach = kernel // 2
     if kernel % 2 == 0 or reach >= size:
         raise ValueError(f"A blur's kernel is odd and at most twice the image, not {kernel} for {size} pixels.")
@@ -79,7 +82,7 @@ def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
 
 
 def gray(planes: Planes) -> Tensor:
-    """Luminance (N, H, W); a single plane is its own."""
+    """Return luminance (N, H, W); a single plane is its own."""
     if len(planes) == 1:
         return planes[0]
     return GRAY[0] * planes[0] + GRAY[1] * planes[1] + GRAY[2] * planes[2]
@@ -126,7 +129,7 @@ def adjust_hue(planes: Planes, shift: Tensor) -> Planes:
 def jitter(
     planes: Planes, brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor, turn: Tensor
 ) -> Planes:
-    """All four, for each image in its own order: turn (N, 4) holds the place, 0 to 3, of each of the four arguments.
+    """Apply all four, for each image in its own order: turn (N, 4) holds the place, 0 to 3, of each argument.
 
     Four rounds of "everything, neutral where it is not its turn" would do, with four means and four hues. Contrast,
     which needs a mean, and hue, which costs most, have only two orders, so one chain fits all: gap 0, contrast, gap 1,
@@ -155,14 +158,52 @@ def jitter(
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """x ↦ 1 − x where x ≥ threshold (N,); a threshold above 1 leaves an image alone."""
+    """Invert x to 1 − x where x ≥ threshold (N,); a threshold above 1 leaves an image alone."""
     return torch.where(images >= threshold.view(-1, 1, 1, 1), 1 - images, images)
 
 
 def normalize(images: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Tensor:
-    """(x − mean) / std per channel; None leaves that part out."""
+    """Return (x − mean) / std per channel; None leaves that part out."""
     if mean is not None:
         images = images - torch.tensor(mean, dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
     if std is not None:
         images = images / torch.tensor(std, dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
     return images
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """CIFAR's supervised augmentation: a shift by up to `padding` pixels (zeros come in), a flip, normalisation."""
+
+    padding: int = 4
+    flip: float = 0.5
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.padding < 0 or not 0.0 <= self.flip <= 1.0:
+            raise ValueError(f"CropFlip takes a padding from 0 and a probability, not {self.padding} and {self.flip}.")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return augmented, normalised images (N, C, H, W) from uint8 or floats in [0, 1]."""
+        return self.render(images, self.draw(len(images), generator, images.device))
+
+    def draw(
+        self, images: int, generator: torch.Generator | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Draw all the chance of one batch: (images, 3) numbers from [0, 1), on the generator's device."""
+        home = generator.device if generator is not None else device
+        return torch.rand(images, 3, generator=generator, device=home).to(device, non_blocking=True)
+
+    def render(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """Return the images that these uniforms stand for: a pure function that compiles as one graph."""
+        height, width = images.shape[-2:]
+        padded = F.pad(images, (self.padding,) * 4)
+        top, left = (uniforms[:, :2] * (2 * self.padding + 1)).long().unbind(1)
+        rows = torch.arange(height, device=images.device) + top.unsqueeze(1)
+        columns = torch.arange(width, device=images.device).expand(len(images), -1)
+        columns = torch.where(uniforms[:, 2:] < self.flip, width - 1 - columns, columns) + left.unsqueeze(1)
+        batch = torch.arange(len(images), device=images.device).view(-1, 1, 1, 1)
+        channel = torch.arange(images.shape[1], device=images.device).view(1, -1, 1, 1)
+        shifted = padded[batch, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        return normalize(to_unit(shifted), self.mean, self.std)

@@ -9,7 +9,7 @@ from byov.evaluation.noise import NoiseVariance, noise_variance
 from byov.evaluation.rows import Row, evaluate
 from byov.evaluation.scores import scores
 from byov.evaluation.summary import summarise
-from byov.posterior.layers import LayerStatistics, layer_statistics
+from byov.posterior.layer_statistics import LayerStatistics, layer_statistics
 from byov.runs.predictor import Classifier, Predictor, Probed
 
 __all__ = [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from byov.data import Batches, FolderSet, ImageSet, load
-from byov.data.folder import SPLITS
+from byov.data.sources import SPLIT_FOLDERS
 from byov.files import check_out
 from byov.prediction import Prediction
 from byov.runs import Run
@@ -66,7 +66,7 @@ def find_images(
     """Load images, labelled or not, and return the folder that their files' names are relative to."""
     path = Path(data.removeprefix("folder:")).expanduser()
     if data.startswith("folder:") or (path.is_dir() and ":" not in data):
-        splits = any((path / part).is_dir() for parts in SPLITS.values() for part in parts)
+        splits = any((path / part).is_dir() for parts in SPLIT_FOLDERS.values() for part in parts)
         split = split or ("test" if splits else "train")
         return load(f"folder:{path}", split, image_size=image_size, channels=channels), path
     name = f"npz:{data}" if data.endswith(".npz") and not data.startswith("npz:") else data

@@ -5,23 +5,15 @@ over any split into batches gives the number of its function on the whole.
 """
 
 from byov.metrics import functional
-from byov.metrics.brier import Brier, BrierDecomposition
-from byov.metrics.calibration import (
-    AdaptiveCalibrationError,
-    CalibrationError,
-    CalibrationFloor,
-    ReliabilityDiagram,
-)
+from byov.metrics.calibration import AdaptiveCalibrationError, CalibrationError, CalibrationFloor, ReliabilityDiagram
 from byov.metrics.corruption import (
     CorruptionError,
     MeanCorruptionError,
     RelativeCorruptionError,
     RelativeMeanCorruptionError,
 )
-from byov.metrics.ood import FPR95, OODAUROC
-from byov.metrics.regression import RMSE, LogPredictiveDensity
-from byov.metrics.scores import NLL, Accuracy
-from byov.metrics.selective import AURC, RiskCoverage
+from byov.metrics.scores import NLL, RMSE, Accuracy, Brier, BrierDecomposition, LogPredictiveDensity
+from byov.metrics.uncertainty import AURC, FPR95, OODAUROC, RiskCoverage
 
 __all__ = [
     "AURC",

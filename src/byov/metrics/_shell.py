@@ -1,15 +1,23 @@
-"""What the shells share: float64 states that reduce over processes, and a mean of batch means."""
+"""The base of every metric class: statistics of a batch go into float64 states, `compute` makes one value of them."""
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
+Value = TypeVar("Value")
 
-class Shell(Metric):
-    """A `torchmetrics.Metric` around a pure function. Its states are float64; it adds no mathematics of its own."""
+
+class Shell(Metric, Generic[Value]):
+    """A `torchmetrics.Metric` around pure functions; it adds no mathematics of its own.
+
+    A metric is a subclass of `Sums` or `Samples` that names its states, hands the statistics of a batch to `_add` in
+    `update`, and computes its value from the states in `_value`.
+    """
 
     is_differentiable = False
     full_state_update = False
@@ -19,51 +27,94 @@ class Shell(Metric):
         """The dtype of every state. torchmetrics fills the list of a process that saw no data with it."""
         return torch.float64
 
+    def compute(self) -> Value:
+        """Return the value over all samples seen."""
+        return self._value(*self._states())
+
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one value or a sequence of values of `compute`; returns the figure and the axes."""
-        fig, axes = self._plot(val, ax)
+        """Plot one value or a sequence of values of `compute`; return the figure and the axes."""
+        val = self.compute() if val is None else val
+        fig, axes = self._plot(val._asdict() if hasattr(val, "_asdict") else val, ax)
         return (fig if ax is None else ax.figure), axes  # torchmetrics leaves the figure out where axes are given
 
-    def _sum_state(self, name: str, *shape: int) -> None:
-        self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+    @abstractmethod
+    def _value(self, *args: Any, **kwargs: Any) -> Value:
+        """Compute the value from the states, in their order."""
 
-    def _list_state(self, name: str) -> None:
-        self.add_state(name, [], dist_reduce_fx="cat")
+    @abstractmethod
+    def _states(self) -> Sequence[Tensor]:
+        """Return the states of all batches and processes, refusing to report on nothing."""
 
-    def _joined(self, name: str, what: str = "samples") -> Tensor:
-        """All batches of a list state, from all processes."""
-        batches = getattr(self, name)
-        joined = batches if isinstance(batches, Tensor) else dim_zero_cat(batches or [torch.empty(0)])
-        if joined.numel() == 0:
-            raise ValueError(f"{type(self).__name__} has seen no {what}.")
-        return joined
-
-    def _seen(self, count: Tensor) -> Tensor:
-        """Refuse to report on nothing."""
-        if not bool(count > 0):
-            raise ValueError(f"{type(self).__name__} has seen no samples.")
-        return count
+    def _nothing(self, kind: str = "samples") -> ValueError:
+        return ValueError(f"{type(self).__name__} has seen no {kind}.")
 
 
-class RunningMean(Shell):
-    """The mean over samples of a quantity whose batch means are given: states are the total and the count.
+class Sums(Shell[Value]):
+    """States are sums over batches and processes, with a count among them: all zero means that nothing was seen."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._names = tuple(shapes)
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _add(self, *sums: Tensor | int) -> None:
+        for name, batch in zip(self._names, sums, strict=True):
+            setattr(self, name, getattr(self, name) + batch)
+
+    def _states(self) -> Sequence[Tensor]:
+        sums = [getattr(self, name) for name in self._names]
+        if not any(bool(state.any()) for state in sums):
+            raise self._nothing()
+        return sums
+
+
+class Samples(Shell[Value]):
+    """States are lists with one number for every sample of a kind; `kinds` maps their names to what they hold."""
+
+    def __init__(self, kinds: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._kinds = kinds
+        for name in kinds:
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def _add(self, *samples: Tensor) -> None:
+        for name, batch in zip(self._kinds, samples, strict=True):
+            getattr(self, name).append(batch.double())
+
+    def _states(self) -> Sequence[Tensor]:
+        states = {name: getattr(self, name) for name in self._kinds}  # lists of batches; tensors once they are reduced
+        states = {name: dim_zero_cat(state) if len(state) else torch.empty(0) for name, state in states.items()}
+        for name, state in states.items():
+            if not len(state):
+                raise self._nothing(self._kinds[name])
+        return tuple(states.values())
+
+
+class RunningMean(Sums[Tensor]):
+    """The mean over samples of a function of `probs` and `labels`: states are the total and the count.
 
     The total is named after its quantity. A `MetricCollection` shares the states of metrics whose names and first
     values agree, and two totals may well agree on a first batch without a mistake.
     """
 
-    count: Tensor
+    def __init__(self, quantity: str, function: Callable[..., Tensor], **kwargs: Any) -> None:
+        super().__init__({quantity: (), "count": ()}, **kwargs)
+        self._function = function
 
-    def __init__(self, quantity: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.quantity = quantity
-        self._sum_state(quantity)
-        self._sum_state("count")
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probs (N, C), labels (N,)."""
+        self._add_mean(self._function(probs, labels), len(labels))
 
-    def _add(self, mean: Tensor, count: int) -> None:
-        setattr(self, self.quantity, getattr(self, self.quantity) + mean * count)
-        self.count += count
+    def _add_mean(self, mean: Tensor, count: int) -> None:
+        self._add(mean * count, count)
 
-    def compute(self) -> Tensor:
-        """The mean over all samples seen, a float64 scalar."""
-        return getattr(self, self.quantity) / self._seen(self.count)
+    def _value(self, total: Tensor, count: Tensor) -> Tensor:
+        return total / count
+
+
+def figure_and_axes(ax: Any) -> tuple[Any, Any]:
+    """Return the figure of the axes `ax` and themselves, or new ones where there are none."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots() if ax is None else (ax.figure, ax)

@@ -4,46 +4,28 @@ from typing import Any
 
 from torch import Tensor
 
-from byov.metrics._shell import Shell
+from byov.metrics._shell import Samples, Sums, Value, figure_and_axes
+from byov.metrics.functional import calibration
 from byov.metrics.functional._checks import check_classification
-from byov.metrics.functional.calibration import (
-    Norm,
-    ReliabilityBins,
-    adaptive_error,
-    bin_sums,
-    bin_variances,
-    check_bins,
-    diagram_of_bins,
-    equal_width,
-    error_of_bins,
-    floor_of_bins,
-    top_label,
-)
 
 
-class _EqualWidthBins(Shell):
+class _EqualWidthBins(Sums[Value]):
     """Counts, confidences and hits of equal-width bins: 3 B numbers whatever the number of samples."""
 
-    sums: Tensor
-
-    def __init__(self, bins: int, **kwargs: Any) -> None:
-        check_bins(bins)
-        super().__init__(**kwargs)
+    def __init__(self, bins: int = 15, **kwargs: Any) -> None:
+        calibration.check_bins(bins)
+        super().__init__({"sums": (3, bins)}, **kwargs)
         self.bins = bins
-        self._sum_state("sums", 3, bins)
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probs (N, C), labels (N,)."""
-        labels = check_classification(probs, labels)
-        confidence, correct = top_label(probs, labels)
-        self.sums += bin_sums(confidence, correct, equal_width(confidence, self.bins), self.bins)
+        self._add(calibration.top_label_sums(probs, labels, self.bins))
 
 
-class CalibrationError(_EqualWidthBins):
+class CalibrationError(_EqualWidthBins[Tensor]):
     """Expected or maximum calibration error with equal-width bins; see `functional.calibration_error`.
 
     Example:
-        >>> import torch
         >>> metric = CalibrationError(bins=10, norm="max")
         >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
         >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
@@ -54,49 +36,37 @@ class CalibrationError(_EqualWidthBins):
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
-    def __init__(self, bins: int = 15, norm: Norm = "l1", min_count: int = 0, **kwargs: Any) -> None:
-        check_bins(bins, norm, min_count)
+    def __init__(self, bins: int = 15, norm: calibration.Norm = "l1", min_count: int = 0, **kwargs: Any) -> None:
+        calibration.check_bins(bins, norm, min_count)
         super().__init__(bins, **kwargs)
-        self.norm = norm
-        self.min_count = min_count
+        self.norm, self.min_count = norm, min_count
 
-    def compute(self) -> Tensor:
-        """The calibration error over all samples seen, a float64 scalar."""
-        self._seen(self.sums[0].sum())
-        return error_of_bins(self.sums, self.norm, self.min_count)
+    def _value(self, sums: Tensor) -> Tensor:
+        return calibration.error_of_bins(sums, self.norm, self.min_count)
 
 
-class ReliabilityDiagram(_EqualWidthBins):
+class ReliabilityDiagram(_EqualWidthBins[calibration.ReliabilityBins]):
     """Accuracy against confidence, bin by bin; see `functional.reliability_diagram`.
 
     Example:
-        >>> import torch
         >>> metric = ReliabilityDiagram(bins=4)
         >>> metric.update(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 1, 1]))
         >>> metric.compute().accuracy.tolist()
         [nan, nan, 0.5, 1.0]
     """
 
-    def __init__(self, bins: int = 15, **kwargs: Any) -> None:
-        super().__init__(bins, **kwargs)
+    _value = staticmethod(calibration.diagram_of_bins)
 
-    def compute(self) -> ReliabilityBins:
-        """The diagram's numbers over all samples seen."""
-        self._seen(self.sums[0].sum())
-        return diagram_of_bins(self.sums)
-
-    def plot(self, val: ReliabilityBins | None = None, ax: Any = None) -> Any:
+    def plot(self, val: calibration.ReliabilityBins | None = None, ax: Any = None) -> Any:
         """Draw accuracy per bin, the diagonal of perfect calibration and each bin's gap to its mean confidence.
 
         Returns the figure and the axes.
         """
-        import matplotlib.pyplot as plt
-
         edges, count, confidence, accuracy = (part.reshape(-1).cpu() for part in val or self.compute())
         full = count > 0
         left, width = edges[:-1][full], edges.diff()[full]
         confidence, accuracy = confidence[full], accuracy[full]
-        fig, ax = plt.subplots() if ax is None else (ax.figure, ax)
+        fig, ax = figure_and_axes(ax)
         ax.bar(left, accuracy, width, align="edge", edgecolor="white", label="accuracy")
         gap = {"color": "none", "edgecolor": "tab:red", "hatch": "//", "label": "gap to confidence"}
         ax.bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
@@ -107,13 +77,12 @@ class ReliabilityDiagram(_EqualWidthBins):
         return fig, ax
 
 
-class CalibrationFloor(Shell):
-    """What a perfectly calibrated model would read as its calibration error; see `functional.calibration_floor`.
+class CalibrationFloor(Sums[Tensor]):
+    """The calibration error that a perfectly calibrated model would read; see `functional.calibration_floor`.
 
     It takes labels, as the error beside it does, and looks at the confidences alone.
 
     Example:
-        >>> import torch
         >>> metric = CalibrationFloor()
         >>> metric.update(torch.tensor([[0.8, 0.2]]).expand(10_000, 2), torch.zeros(10_000, dtype=torch.int64))
         >>> round(metric.compute().item(), 6)
@@ -122,34 +91,25 @@ class CalibrationFloor(Shell):
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
-    variances: Tensor
-    count: Tensor
+    _value = staticmethod(calibration.floor_of_bins)
 
     def __init__(self, bins: int = 15, **kwargs: Any) -> None:
-        check_bins(bins)
-        super().__init__(**kwargs)
+        calibration.check_bins(bins)
+        super().__init__({"variances": (bins,), "count": ()}, **kwargs)
         self.bins = bins
-        self._sum_state("variances", bins)
-        self._sum_state("count")
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probs (N, C), labels (N,)."""
         check_classification(probs, labels)
-        self.variances += bin_variances(probs.max(1).values, self.bins)
-        self.count += len(probs)
-
-    def compute(self) -> Tensor:
-        """The floor over all samples seen, a float64 scalar."""
-        return floor_of_bins(self.variances, self._seen(self.count))
+        self._add(calibration.bin_variances(probs, self.bins), len(probs))
 
 
-class AdaptiveCalibrationError(Shell):
+class AdaptiveCalibrationError(Samples[Tensor]):
     """Calibration error with equal-mass bins; see `functional.adaptive_calibration_error`.
 
     The bins depend on all confidences, so two numbers per sample are kept.
 
     Example:
-        >>> import torch
         >>> metric = AdaptiveCalibrationError(bins=2)
         >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
         >>> metric.update(torch.tensor([[0.3, 0.7], [0.4, 0.6]]), torch.tensor([1, 1]))
@@ -159,23 +119,15 @@ class AdaptiveCalibrationError(Shell):
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
-    confidence: list[Tensor]
-    correct: list[Tensor]
 
-    def __init__(self, bins: int = 15, norm: Norm = "l1", **kwargs: Any) -> None:
-        check_bins(bins, norm)
-        super().__init__(**kwargs)
-        self.bins = bins
-        self.norm = norm
-        self._list_state("confidence")
-        self._list_state("correct")
+    def __init__(self, bins: int = 15, norm: calibration.Norm = "l1", **kwargs: Any) -> None:
+        calibration.check_bins(bins, norm)
+        super().__init__({"confidence": "samples", "correct": "samples"}, **kwargs)
+        self.bins, self.norm = bins, norm
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probs (N, C), labels (N,)."""
-        confidence, correct = top_label(probs, check_classification(probs, labels))
-        self.confidence.append(confidence.double())
-        self.correct.append(correct.double())
+        self._add(*calibration.top_label(probs, labels))
 
-    def compute(self) -> Tensor:
-        """The calibration error over all samples seen, a float64 scalar."""
-        return adaptive_error(self._joined("confidence"), self._joined("correct"), self.bins, self.norm)
+    def _value(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        return calibration.adaptive_error(confidence, correct, self.bins, self.norm)

@@ -1,19 +1,20 @@
-"""Accuracy and the log score over batches."""
+"""Accuracy, log score, Brier score, RMSE and log predictive density over batches."""
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from byov.metrics._shell import RunningMean
+from byov.metrics._shell import RunningMean, Sums
+from byov.metrics.functional import scores
 from byov.metrics.functional._checks import check_whole
-from byov.metrics.functional.scores import accuracy, nll
 
 
 class Accuracy(RunningMean):
     """Top-k accuracy; see `functional.accuracy`.
 
     Example:
-        >>> import torch
         >>> metric = Accuracy(top_k=2)
         >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.4, 0.3]]), torch.tensor([0, 2]))
         >>> metric.compute().item()
@@ -25,19 +26,14 @@ class Accuracy(RunningMean):
 
     def __init__(self, top_k: int = 1, **kwargs: Any) -> None:
         check_whole(top_k, "top_k")
-        super().__init__(f"top_{top_k}", **kwargs)
+        super().__init__(f"top_{top_k}", partial(scores.accuracy, top_k=top_k), **kwargs)
         self.top_k = top_k
-
-    def update(self, probs: Tensor, labels: Tensor) -> None:
-        """Add a batch: probs (N, C), labels (N,)."""
-        self._add(accuracy(probs, labels, self.top_k), len(labels))
 
 
 class NLL(RunningMean):
-    """Negative log-likelihood in nats; see `functional.nll`.
+    """Negative log-likelihood, −(1/N) Σᵢ log pᵢ(yᵢ), in nats; see `functional.nll`.
 
     Example:
-        >>> import torch
         >>> metric = NLL()
         >>> metric.update(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
         >>> metric.update(torch.tensor([[0.25, 0.75]]), torch.tensor([0]))
@@ -49,9 +45,100 @@ class NLL(RunningMean):
     plot_lower_bound = 0.0
 
     def __init__(self, log_input: bool = False, **kwargs: Any) -> None:
-        super().__init__("nats", **kwargs)
+        super().__init__("nats", partial(scores.nll, log_input=log_input), **kwargs)
         self.log_input = log_input
 
+
+class Brier(RunningMean):
+    """Brier score, (1/N) Σᵢ ‖pᵢ − yᵢ‖², 0 to 2; see `functional.brier_score`.
+
+    Example:
+        >>> metric = Brier()
+        >>> metric.update(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
+        >>> metric.compute().item()  # (0.5 + 2) / 2
+        1.25
+    """
+
+    higher_is_better = False
+    plot_lower_bound, plot_upper_bound = 0.0, 2.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__("squared_distance", scores.brier_score, **kwargs)
+
+
+class BrierDecomposition(Sums[scores.BrierParts]):
+    """The four parts of the Brier score in a single pass; see `functional.brier_decomposition`.
+
+    The states are sums per predicted class, 2 C² + 2 numbers whatever the number of samples, so batches and processes
+    add up to the exact decomposition of the whole.
+
+    Example:
+        >>> metric = BrierDecomposition(num_classes=2)
+        >>> metric.update(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([[0.3, 0.7], [0.1, 0.9]]), torch.tensor([1, 1]))
+        >>> {name: round(part.item(), 6) for name, part in metric.compute()._asdict().items()}
+        {'uncertainty': 0.375, 'resolution': 0.125, 'reliability': 0.1, 'within_bin': -0.1}
+    """
+
+    _value = staticmethod(scores.parts_of_sums)
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        check_whole(num_classes, "num_classes")
+        table = num_classes, num_classes
+        super().__init__({"counts": table, "forecasts": table, "square": (), "hit": ()}, **kwargs)
+        self.num_classes = num_classes
+
     def update(self, probs: Tensor, labels: Tensor) -> None:
-        """Add a batch: probs (N, C) or their logarithm, labels (N,)."""
-        self._add(nll(probs, labels, log_input=self.log_input), len(labels))
+        """Add a batch: probs (N, C), labels (N,)."""
+        sums = scores.brier_sums(probs, labels)
+        if probs.shape[1] != self.num_classes:
+            raise ValueError(f"probs must have num_classes={self.num_classes} columns, got {probs.shape[1]}.")
+        self._add(*sums)
+
+
+class RMSE(RunningMean):
+    """Root mean squared error; see `functional.rmse`.
+
+    Example:
+        >>> metric = RMSE()
+        >>> metric.update(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 5.0]))
+        >>> metric.compute().item()
+        3.0
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__("squared_error", scores.squared_error, **kwargs)
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Add a batch: prediction and target of the same shape."""
+        self._add_mean(self._function(prediction, target), target.numel())
+
+    def _value(self, total: Tensor, count: Tensor) -> Tensor:
+        return super()._value(total, count).sqrt()
+
+
+class LogPredictiveDensity(RunningMean):
+    """Log predictive density of a Gaussian output; see `functional.log_predictive_density`.
+
+    Each batch brings all its draws: the mean over draws stands inside the logarithm.
+
+    Example:
+        >>> metric = LogPredictiveDensity(precision=4.0)
+        >>> metric.update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 1.0]))
+        >>> round(metric.compute().item(), 6)
+        -1.225791
+    """
+
+    higher_is_better = True
+
+    def __init__(self, precision: float | Tensor, **kwargs: Any) -> None:
+        scores.check_precision(precision)
+        super().__init__("log_density", partial(scores.log_predictive_density, precision=precision), **kwargs)
+        self.precision = precision
+
+    def update(self, draws: Tensor | Iterable[Tensor], target: Tensor) -> None:
+        """Add a batch: draws (S, N[, D]) or an iterable of S tensors (N[, D]), target (N[, D])."""
+        self._add_mean(self._function(draws, target), len(target))

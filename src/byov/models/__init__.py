@@ -1,10 +1,9 @@
 """The networks the papers use, and every network of timm and torchvision by name."""
 
-from byov.models.convnet import convnet
+from byov.models.convnet import cifar_resnet18, convnet, resnet
 from byov.models.mlp import regression_mlp, table3_mlp
 from byov.models.pyramidnet import PyramidNet, pyramidnet
 from byov.models.registry import create, encoder, names
-from byov.models.resnet import cifar_resnet18, resnet
 from byov.models.vit import vit
 
 __all__ = [

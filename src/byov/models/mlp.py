@@ -6,7 +6,7 @@ from torch import nn
 def regression_mlp(
     features: int, hidden: int = 50, targets: int = 1, norm: bool = True, gamma: float = 0.2, dropout: float = 0.0
 ) -> nn.Sequential:
-    """The network of Appendix D.7: one hidden ReLU layer, "BN/dropout layers … after the input and the hidden layer".
+    """Build the network of Appendix D.7: one hidden ReLU layer, "BN/dropout … after the input and the hidden layer".
 
     x → BN → (dropout) → Linear → ReLU → BN → (dropout) → Linear, with BN's γ initialised at `gamma` (0.2 in the paper).
     The paper does not say on which side of the ReLU the second BN sits; it names BN and dropout in one breath, and
@@ -32,7 +32,7 @@ def regression_mlp(
 
 
 def table3_mlp(layers: int = 100, hidden: int = 100, features: int = 1, classes: int = 100) -> nn.Sequential:
-    """The MLP of Table 3, L = 100 layers of H = 100 units.
+    """Build the MLP of Table 3, L = 100 layers of H = 100 units.
 
     The paper gives only three totals: 1,009,900 for the network, 1,129,100 with its BN and output layers patched five
     times, 5,049,500 for five copies. The first two leave 29,800 parameters to the patch, which is 99 BN layers (200

@@ -39,9 +39,14 @@ class PyramidBlock(nn.Module):
 
 
 class PyramidNet(nn.Module):
-    """The CIFAR network: a 3×3 stem, three stages of n blocks, BN, ReLU, global average, one linear layer `fc`."""
+    """The CIFAR network: a 3×3 stem, three stages of n blocks, BN, ReLU, global average, one linear layer `fc`.
 
-    def __init__(self, depth: int, alpha: float, bottleneck: bool, classes: int, channels: int) -> None:
+    The defaults are those of the patching paper's CIFAR-100 experiments (Table 6). `classes=0` leaves `fc` out.
+    """
+
+    def __init__(
+        self, depth: int = 110, alpha: float = 270, bottleneck: bool = False, classes: int = 100, channels: int = 3
+    ) -> None:
         super().__init__()
         per_block = 9 if bottleneck else 6
         if depth < per_block + 2 or (depth - 2) % per_block:
@@ -61,18 +66,16 @@ class PyramidNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.head = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(width, classes)
+        self.fc: nn.Module = nn.Linear(width, classes or 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        if not classes:
+            self.fc = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.head(self.stages(self.stem(x))))
 
 
-def pyramidnet(
-    depth: int = 110, alpha: float = 270, bottleneck: bool = False, classes: int = 100, channels: int = 3
-) -> PyramidNet:
-    """The PyramidNet of the patching paper's CIFAR-100 experiments (Table 6): 28,511,307 parameters as it stands."""
-    return PyramidNet(depth, alpha, bottleneck, classes, channels)
+pyramidnet = PyramidNet

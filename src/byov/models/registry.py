@@ -1,67 +1,60 @@
-"""Networks by name: this library's own, then timm's, then torchvision's."""
+"""Networks by name (this library's own, then timm's, then torchvision's) or by a user's entry point."""
 
 import difflib
 import re
+import sys
 from collections.abc import Callable
-from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
-from byov.models.convnet import convnet
+from byov.models.convnet import DEPTHS, convnet, resnet
 from byov.models.pyramidnet import pyramidnet
-from byov.models.resnet import DEPTHS, resnet
 from byov.models.vit import SIZES, vit
 
 Builder = Callable[[int, int, int | None], nn.Module]  # classes, channels, image size
+PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")  # any depth and α, with bottlenecks or without
 
 
-def _resnet(classes: int, channels: int, image_size: int | None, depth: int, stem: str) -> nn.Module:
-    return resnet(depth, classes, channels, stem)  # type: ignore[arg-type]
+def _any_size(build: Callable[..., nn.Module], *shape: Any, **options: Any) -> Builder:
+    """Adapt a network that takes images of any size."""
+    return lambda classes, channels, image_size: build(*shape, classes=classes, channels=channels, **options)
 
 
-def _vit(classes: int, channels: int, image_size: int | None, size: str, patch: int) -> nn.Module:
-    return vit(size, classes, channels, image_size or (224 if patch > 8 else 32), patch)
+def _pyramidnet(name: str) -> Builder | None:
+    found = PYRAMID.fullmatch(name)
+    return _any_size(pyramidnet, int(found[1]), int(found[2]), bool(found[3])) if found else None
 
 
-PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")
-"""A PyramidNet of any depth and α, with bottlenecks or without."""
-
-
-def _pyramidnet(classes: int, channels: int, image_size: int | None, name: str) -> nn.Module:
-    depth, alpha, bottleneck = PYRAMID.fullmatch(name).groups()  # type: ignore[union-attr]
-    net = pyramidnet(int(depth), int(alpha), bool(bottleneck), classes=classes or 1, channels=channels)
-    if not classes:
-        net.fc = nn.Identity()  # type: ignore[assignment]
-    return net
-
-
-def _convnet(classes: int, channels: int, image_size: int | None, width: int) -> nn.Module:
-    return convnet(width, classes, channels)
+def _vit(size: str, patch: int) -> Builder:
+    usual = 224 if patch > 8 else 32
+    return lambda classes, channels, image_size: vit(size, classes, channels, image_size or usual, patch)
 
 
 OWN: dict[str, Builder] = {
-    **{f"convnet{width}": partial(_convnet, width=width) for width in (16, 32, 64)},
-    **{f"resnet{depth}": partial(_resnet, depth=depth, stem="imagenet") for depth in DEPTHS},
-    **{f"cifar_resnet{depth}": partial(_resnet, depth=depth, stem="cifar") for depth in DEPTHS},
-    **{name: partial(_pyramidnet, name=name) for name in [f"pyramidnet110_a{alpha}" for alpha in (48, 84, 270)]},
-    **{f"vit-{size}/{patch}": partial(_vit, size=size, patch=patch) for size in SIZES for patch in (2, 4, 8, 16)},
+    **{f"convnet{width}": _any_size(convnet, width) for width in (16, 32, 64)},
+    **{f"resnet{depth}": _any_size(resnet, depth) for depth in DEPTHS},
+    **{f"cifar_resnet{depth}": _any_size(resnet, depth, stem="cifar") for depth in DEPTHS},
+    **{f"pyramidnet110_a{alpha}": _any_size(pyramidnet, 110, alpha) for alpha in (48, 84, 270)},
+    **{f"vit-{size}/{patch}": _vit(size, patch) for size in SIZES for patch in (2, 4, 8, 16)},
 }
 """Builders by name; `classes=0` gives the network without its last layer. Add a network by adding an entry."""
 
 
 def names() -> list[str]:
-    """Every name that `create` knows, without the optional prefixes."""
+    """Return every name that `create` knows, without the optional prefixes."""
     return sorted({*OWN, *timm.list_models(), *torchvision.models.list_models(torchvision.models)})
 
 
 def create(
     name: str, classes: int, channels: int = 3, image_size: int | None = None, pretrained: bool = False
 ) -> nn.Module:
-    """The network called `name`, with `classes` outputs (0 for none: features).
+    """Build the network called `name` with `classes` outputs (0 for none: features).
 
     `timm:NAME` and `torchvision:NAME` pick a library; a bare name is looked up here, then in timm, then in torchvision.
     `pyramidnetD_aA`, and that with `_bottleneck`, is a PyramidNet of depth D that widens by A.
@@ -72,7 +65,7 @@ def create(
     library, _, bare = name.rpartition(":")
     if library not in ("", "timm", "torchvision"):
         raise ValueError(f"The prefix of a network's name is 'timm:' or 'torchvision:', not {library + ':'!r}.")
-    own = OWN.get(bare) or (partial(_pyramidnet, name=bare) if PYRAMID.fullmatch(bare) else None)
+    own = OWN.get(bare) or _pyramidnet(bare)
     if not library and own is not None:
         if pretrained:
             raise ValueError(f"{name!r} has no pretrained weights here; try 'timm:{bare}' or 'torchvision:{bare}'.")
@@ -90,11 +83,57 @@ def create(
 def encoder(
     name: str, channels: int = 3, image_size: int | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, int]:
-    """The network without its last layer, and the width of the features (batch, width) that it gives."""
+    """Build a network without its last layer; return it with the width of the features (batch, width) that it gives.
+
+    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module.
+    """
+    if name.startswith("python:"):
+        return _own_encoder(name, channels, image_size or 224)
     with torch.device("meta"):  # only to read the width: no memory, no random numbers
         net = create(name, 1, channels, image_size)
     width = net.get_submodule(_last_linear(net, name)).in_features
     return create(name, 0, channels, image_size, pretrained), int(width)  # type: ignore[arg-type]
+
+
+def resolve(name: str) -> Any:
+    """Import what `module:attribute` names; modules beside the working directory are found too."""
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ValueError(f"An entry point reads 'module:attribute', not {name!r}.")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = import_module(module)
+    except ImportError as error:
+        raise ValueError(f"The module {module!r} of the entry point cannot be imported: {error}.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"The module {module!r} has no {attribute!r}.")
+        found = getattr(found, part)
+    return found
+
+
+def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+    make = resolve(name.removeprefix("python:"))
+    if not callable(make):
+        raise ValueError(f"{name} is not a function that returns an encoder, but of type {type(make).__name__}.")
+    net = make()
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            out = net(torch.zeros(1, channels, image_size, image_size))
+    except RuntimeError as error:
+        shape = f"{channels}×{image_size}×{image_size}"
+        raise ValueError(f"{name} does not take images of {shape}: {str(error).splitlines()[0]}.") from error
+    for module, mode in modes.items():
+        module.training = mode
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise ValueError(f"An encoder gives features (N, width); {name} does not.")
+    return net, out.shape[1]
 
 
 def _timm(name: str, classes: int, channels: int, image_size: int | None, pretrained: bool) -> nn.Module:
@@ -108,19 +147,13 @@ def _torchvision(name: str, classes: int, channels: int, image_size: int | None,
     net = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **size)
     head = _last_linear(net, name)
     old = net.get_submodule(head)
-    _replace(net, head, nn.Linear(old.in_features, classes) if classes else nn.Identity())
+    net.set_submodule(head, nn.Linear(old.in_features, classes) if classes else nn.Identity())
     if channels != 3:
         stem, conv = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
-        fresh = nn.Conv2d(
-            channels,
-            conv.out_channels,
-            conv.kernel_size,  # type: ignore[arg-type]
-            conv.stride,  # type: ignore[arg-type]
-            conv.padding,  # type: ignore[arg-type]
-            bias=conv.bias is not None,
-        )
+        same: dict[str, Any] = {key: getattr(conv, key) for key in ("kernel_size", "stride", "padding")}
+        fresh = nn.Conv2d(channels, conv.out_channels, **same, bias=conv.bias is not None)
         nn.init.kaiming_normal_(fresh.weight, mode="fan_out", nonlinearity="relu")
-        _replace(net, stem, fresh)
+        net.set_submodule(stem, fresh)
     return net
 
 
@@ -129,8 +162,3 @@ def _last_linear(net: nn.Module, name: str) -> str:
     if not linear:
         raise ValueError(f"{name!r} does not end in a linear layer, so it cannot be given other classes.")
     return linear[-1]
-
-
-def _replace(net: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, child = path.rpartition(".")
-    setattr(net.get_submodule(parent), child, module)

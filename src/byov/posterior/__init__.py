@@ -1,14 +1,12 @@
 """q(θ): a distribution over the parameters of a network."""
 
-from byov.posterior.apart import hold_apart
 from byov.posterior.bayesianize import bayesianize
-from byov.posterior.ema import EMA
 from byov.posterior.family import Family
 from byov.posterior.gaussian import Gaussian
 from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
 from byov.posterior.module import BayesianModule
-from byov.posterior.objective import beta, kl_scale
-from byov.posterior.prior import Normal, Prior, TeacherMean, TeacherNormal
+from byov.posterior.objective import beta, hold_apart, kl_scale
+from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
 from byov.posterior.select import norm_layers, output_layer
 
 __all__ = [

@@ -40,8 +40,8 @@ def bayesianize(
         raise TypeError(f"bayesianize takes a torch.nn.Module, not {type(net).__name__}.")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
         raise ValueError("The network has lazy parameters without a shape: call it once before bayesianize.")
-    if prior is not None and not isinstance(prior, Prior):
-        raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
+    if prior is not None:
+        Prior.check(prior)
     factors: list[Factor] = []
     removed: dict[int, None] = {}
     for family, layout in select(net, rules):
@@ -62,7 +62,7 @@ def _flat(net: nn.Module, layout: Layout) -> Tensor:
 
 
 def _fresh(net: nn.Module, layout: Layout) -> Callable[[], Tensor]:
-    """A function that initialises the network anew, as its modules do, and gives the covered weights."""
+    """Return a function that initialises the network anew, as its modules do, and gives the covered weights."""
 
     def fresh() -> Tensor:
         again = copy.deepcopy(net)
@@ -76,9 +76,9 @@ def _fresh(net: nn.Module, layout: Layout) -> Callable[[], Tensor]:
 
 
 def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The buffers that belong to an explicit ensemble's components.
+    """Return the buffers that belong to an explicit ensemble's components.
 
-    Those of the modules whose parameters it covers; and where it covers the whole network, all of them.
+    These are those of the modules whose parameters it covers; and where it covers the whole network, all of them.
     """
     covered = {id(net.get_parameter(slot.name)) for slot in layout.slots}
     whole = all(id(p) in covered for p in net.parameters())
@@ -91,9 +91,9 @@ def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
 
 
 def _free_recurrent(husk: nn.Module) -> None:
-    """nn.LSTM and its kin read their weights from a private list that only `__setattr__` refreshes.
+    """Make plain attributes of the covered weights of nn.LSTM and its kin.
 
-    A covered weight there becomes a plain attribute, so that handing it over goes through `__setattr__`.
+    They read their weights from a private list that only `__setattr__` refreshes: handing one over must go through it.
     """
     for module in husk.modules():
         if isinstance(module, nn.RNNBase):
@@ -103,9 +103,9 @@ def _free_recurrent(husk: nn.Module) -> None:
 
 
 def _free_batchnorm(husk: nn.Module) -> None:
-    """BatchNorm adds its count of batches to a state that has no version, as one read from safetensors.
+    """Let a BatchNorm load a state where an ensemble holds its count of batches.
 
-    Where an ensemble holds that count, the key has to go again before it is found unexpected.
+    It adds that count to a state that has no version, as one read from safetensors, and would then find it unexpected.
     """
     for module in husk.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.num_batches_tracked is None:

@@ -68,21 +68,21 @@ class Factor(nn.Module):
         return self.family.noise(self.roles, self.layout, generator)
 
     def draw(self, noise: Noise) -> dict[str, Tensor]:
-        """One draw by name, tied weights under each of their names, an ensemble's buffers with it."""
+        """Return one draw by name, tied weights under each of their names, an ensemble's buffers with it."""
         flat = materialize(self.flat_draw(noise))
         return {**self.layout.with_ties(self.layout.split(flat)), **self.drawn_buffers(noise)}
 
     def at_mean(self) -> dict[str, Tensor]:
-        """The posterior mean by name, as `draw` gives a draw."""
+        """Return the posterior mean by name, as `draw` does a draw."""
         return {**self.layout.with_ties(self.layout.split(self.flat_mean())), **self.mean_buffers()}
 
     def drawn_buffers(self, noise: Noise) -> dict[str, Tensor]:
-        """The buffers of the component that the noise chooses, by name."""
+        """Return the buffers of the component that the noise chooses, by name."""
         names = self.buffer_names
         return {n: self._stack(n).index_select(0, self._component(noise)).squeeze(0) for n in names}
 
     def mean_buffers(self) -> dict[str, Tensor]:
-        """The components' buffers averaged, by name; whole numbers rounded."""
+        """Average the components' buffers, by name; whole numbers are rounded."""
         named: dict[str, Tensor] = {}
         for name in self.buffer_names:
             stack, average = self._stack(name), self._average
@@ -100,10 +100,11 @@ class Factor(nn.Module):
         return self.family.draw(self.roles, self.cells, noise)
 
     def drawer(self) -> Callable[[Noise], Tensor]:
-        """`flat_draw` for many draws in a row, with what they share worked out; for as long as q stays as it is."""
+        """Return `flat_draw` for many draws in a row, what they share computed once; valid while q does not change."""
         family: Any = self.family
         cells, roles = self.cells, self.roles
-        roles = family.shared(roles, cells) if hasattr(family, "shared") else roles
+        if hasattr(family, "shared"):
+            roles = family.shared(roles, cells)
         return lambda noise: family.draw(roles, cells, noise)
 
     def flat_mean(self) -> Tensor:

@@ -30,6 +30,7 @@ class Gaussian:
             raise ValueError(f"Gaussian needs a finite log_var, not {self.log_var!r}.")
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
+        """Initialise μ at the network's weights and ρ at `log_var`, that is σ at exp(½·`log_var`)."""
         return {"mean": initial, "log_var": torch.full_like(initial, self.log_var)}
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
@@ -48,11 +49,11 @@ class Gaussian:
         return roles["std"] if "std" in roles else torch.exp(0.5 * roles["log_var"])
 
     def shared(self, roles: Roles, cells: Roles) -> Roles:
-        """The roles with σ worked out: many draws from the same q need it once."""
+        """Add σ to the roles: many draws from the same q compute it once."""
         return {**roles, "std": self.std(roles, cells)}
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """½ Σ [(σ² + (μ−m)²)/s² − 1 − ρ + log s²]."""
+        """Compute ½ Σ [(σ² + (μ−m)²)/s² − 1 − ρ + log s²]."""
         mu, log_var = precise(roles["mean"]), precise(roles["log_var"])
         mean, std = (torch.as_tensor(m, dtype=mu.dtype, device=mu.device) for m in (mean, std))
         return 0.5 * ((log_var.exp() + (mu - mean) ** 2) / std**2 - 1.0 - log_var + 2.0 * std.log()).sum()

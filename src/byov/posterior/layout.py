@@ -50,7 +50,7 @@ class Slot:
 def _input_units(
     module: nn.Module, leaf: str, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """How `shape` is cut into input units: the shape to view it in, and the shape of the mask over that view."""
+    """Cut `shape` into input units; return the shape to view it in, and that of the mask over this view."""
     if "bias" in leaf or not shape:
         return shape, None
     if len(shape) == 1:  # a scale, as in a norm layer: each channel is its own input
@@ -84,7 +84,7 @@ class Layout:
         object.__setattr__(self, "units", sum(prod(slot.mask) for slot in self.slots if slot.mask is not None))
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a flat tensor; leading dimensions (draws, components) are kept.
+        """Return named views of a flat tensor; leading dimensions (draws, components) are kept.
 
         One split, whose backward is one `cat`; slicing would give a full-size gradient per parameter.
         """
@@ -96,21 +96,21 @@ class Layout:
         }
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat tensor whose named views are `values`; a value may be any shape that broadcasts to its parameter."""
+        """Return the flat tensor whose named views are `values`, whose shapes broadcast to their parameters'."""
         return torch.cat([values[slot.name].expand(slot.shape).reshape(-1) for slot in self.slots])
 
     def with_ties(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same tensors under every name the network knows them by."""
+        """Return the same tensors under every name the network knows them by."""
         return {alias: named[slot.name] for slot in self.slots for alias in slot.names}
 
     def layer_cells(self) -> Tensor:
-        """For each element the number of the layer it belongs to."""
+        """Return for each element the number of the layer it belongs to."""
         number: dict[str, int] = {}
         parts = [torch.full((s.numel,), number.setdefault(s.layer, len(number)), dtype=torch.int32) for s in self.slots]
         return torch.cat(parts)
 
     def unit_cells(self) -> Tensor:
-        """For each element the number of the input unit it reads; biases read none and get one past the last unit."""
+        """Return for each element the number of its input unit; biases have none and get one past the last unit."""
         parts, start = [], 0
         for slot in self.slots:
             if slot.mask is None:
@@ -122,12 +122,12 @@ class Layout:
         return torch.cat(parts)
 
     def bias_cells(self) -> Tensor:
-        """True where an element belongs to a bias, which dropout and DropConnect never drop."""
+        """Return True where an element belongs to a bias, which dropout and DropConnect never drop."""
         return torch.cat([torch.full((slot.numel,), slot.mask is None) for slot in self.slots])
 
 
 def occurrences(net: nn.Module) -> Iterable[tuple[Tensor, list[tuple[str, nn.Module]]]]:
-    """Every parameter of the network once, with each (name, owning module) it occurs under."""
+    """List every parameter of the network once, with each (name, owning module) it occurs under."""
     found: dict[int, tuple[Tensor, list[tuple[str, nn.Module]]]] = {}
     for prefix, module in net.named_modules(remove_duplicate=False):
         for leaf, parameter in module._parameters.items():

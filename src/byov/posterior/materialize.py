@@ -24,7 +24,7 @@ def materialize(draw: Tensor) -> Tensor:
 
 
 class _Materialize(torch.autograd.Function):
-    """Its gradient by hand: that of a view by strides would not know that it is the identity."""
+    """Pass gradients through by hand: that of a view by strides would not know that it is the identity."""
 
     @staticmethod
     def forward(ctx: Any, draw: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class _Split(torch.autograd.Function):
 
 @torch.library.custom_op("byov::cat_gradients", mutates_args=())
 def _cat(parts: list[Tensor]) -> Tensor:
-    """`torch.cat` along the last dimension, in an operator that the compiler does not look into.
+    """Join along the last dimension as `torch.cat`, in an operator that the compiler does not look into.
 
     One copy of many tensors: `cat` itself takes five times as long on a GPU where the parts are of unequal sizes.
     """

@@ -44,7 +44,7 @@ Start = Literal["copy", "reset"]
 
 
 def _within(value: float, end: float) -> bool:
-    """Whether it is a number in [0, end)."""
+    """Tell if it is a number in [0, end)."""
     return isinstance(value, Real) and 0.0 <= value < end
 
 
@@ -99,20 +99,20 @@ class _Components(ABC):
 
     @property
     def mixing(self) -> tuple[float, ...]:
-        """The fixed probabilities, or those that learned ones start from."""
+        """Return the fixed probabilities, or those that learned ones start from."""
         return self.probs or (1.0 / self.k,) * self.k
 
-    @abstractmethod
     def _groups(self, layout: Layout) -> int:
-        """How many sets of mixing probabilities there are to learn."""
+        """Count the sets of mixing probabilities to learn; one per layer unless a family says otherwise."""
+        return layout.layers
 
     @abstractmethod
     def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
-        """The shape of Z: how many assignments one draw makes."""
+        """Return the shape of Z, that is of the assignments one draw makes."""
 
     @abstractmethod
     def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
-        """For each element the Z of its cell, or the row of its group: (…, P), or (…, 1) where all share it."""
+        """Return for each element the Z of its cell, or the row of its group: (…, P), or (…, 1) where all share it."""
 
     # What is learned
 
@@ -125,7 +125,7 @@ class _Components(ABC):
         return {"components": stack}
 
     def mixing_roles(self, layout: Layout, like: Tensor) -> dict[str, Tensor]:
-        """The logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
+        """Return the logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
         if not self.learn_probs:
             return {}
         logits = torch.tensor(self.mixing, dtype=like.dtype, device=like.device).log()
@@ -157,17 +157,17 @@ class _Components(ABC):
         return theta + self.sigma * noise["eps"] if self.sigma > 0 else theta
 
     def assignment(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
-        """Z, one component number per cell."""
+        """Return Z, one component number per cell."""
         return _pick(noise["u"], self._of_cells(roles["logits"], cells)) if self.learn_probs else noise["z"]
 
     def _of_cells(self, logits: Tensor, cells: Roles) -> Tensor:
-        """The logits of each cell; here a group is one."""
+        """Return the logits of each cell; here a group is one."""
         return logits
 
     # Moments and KL
 
     def average(self, stack: Tensor, probs: Sequence[float] | Tensor | None = None) -> Tensor:
-        """Σ_k p_k·stack_k, by differences to the first: equal components give themselves, exactly.
+        """Return Σ_k p_k·stack_k, by differences to the first: equal components give themselves, exactly.
 
         A sum and not a matrix product, which autocast would take to bfloat16.
         """
@@ -179,7 +179,7 @@ class _Components(ABC):
         return sum(others, first)
 
     def mixing_of(self, roles: Roles, cells: Roles) -> Sequence[float] | Tensor:
-        """p_k of every element: K numbers, or learned ones (K, P), or (K,) where all elements share them."""
+        """Return p_k of every element: K numbers, or learned ones (K, P), or (K,) where all elements share them."""
         return self._elements(roles["logits"].softmax(0), cells).squeeze(1) if self.learn_probs else self.mixing
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
@@ -190,7 +190,7 @@ class _Components(ABC):
         return (self._mix(spread**2, self.mixing_of(roles, cells)) + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Equation (6): Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped.
+        """Compute equation (6), Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped.
 
         Learned probabilities take a part of that constant with them: the entropy of Z, log K − KL(p ‖ uniform) for each
         assignment of a draw. The KL to the uniform is then added; it is 0 where they start uniform.
@@ -205,13 +205,13 @@ class _Components(ABC):
 
 
 def _pick(u: Tensor, logits: Tensor) -> Tensor:
-    """Component numbers from uniform noise: how many edges of the cumulated probabilities lie at or below it."""
+    """Pick component numbers by uniform noise: count the edges of the cumulated probabilities at or below it."""
     edges = precise(logits.detach()).softmax(0).cumsum(0)[:-1]
     return (u >= edges).sum(0)
 
 
 def _told_by_gradient(components: Tensor, logits: Tensor, z: Tensor, drawn: Tensor) -> Tensor:
-    """Zero, with the gradient of θ in the logits that the module's docstring gives."""
+    """Return zero, with the gradient of θ in the logits that the module's docstring gives."""
     log_p = logits.log_softmax(0)
     p = log_p.exp()
     mean = (p.detach() * components).sum(0)
@@ -242,9 +242,6 @@ class EMP(_Components):
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {"layer": layout.layer_cells()}
 
-    def _groups(self, layout: Layout) -> int:
-        return layout.layers
-
     def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
         return (layout.layers,)
 
@@ -261,9 +258,6 @@ class ECMP(_Components):
             return {}
         layer = layout.layer_cells()
         return {"layer": layer, "count": torch.bincount(layer, minlength=layout.layers)}
-
-    def _groups(self, layout: Layout) -> int:
-        return layout.layers
 
     def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
         return tuple(components.shape[1:])
@@ -290,11 +284,11 @@ class _Bernoulli(ABC):
 
     @abstractmethod
     def _keep(self, mean: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        """True where a cell is kept; biases always are."""
+        """Draw True where a cell is kept; biases always are."""
 
     @abstractmethod
     def _spread(self, cells: Roles, keep: Tensor) -> Tensor:
-        """One factor per element from one `keep` per cell: 1/(1 − p) where kept, 0 where dropped, 1 for biases."""
+        """Spread one `keep` per cell over its elements: 1/(1 − p) where kept, 0 where dropped, 1 for biases."""
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         return {"mean": initial}
@@ -317,7 +311,7 @@ class _Bernoulli(ABC):
         return (variance + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Equation (6) with p_k = (1 − p, p) on (M, 0), biases with one centroid; the constant dropped."""
+        """Compute equation (6) with p_k = (1 − p, p) on (M, 0), biases with one centroid; the constant dropped."""
         mu = precise(roles["mean"])
         centroid = mu / (1.0 - self.p)
         dropped = torch.as_tensor(mean, dtype=mu.dtype, device=mu.device)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
 from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,13 +21,12 @@ from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
 from byov.posterior.prior import Prior
 from byov.posterior.random import stream
-from byov.posterior.spec import Spec
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def lock_of(model: nn.Module) -> Any:
-    """The lock that a thread holds while a draw stands in the model's network; it may take it again."""
+    """Return the lock that a thread holds while a draw stands in the model's network; it may take it again."""
     return _LOCKS.setdefault(model, RLock())
 
 
@@ -65,21 +67,20 @@ class BayesianModule(nn.Module):
     # What is random
 
     def noise(self, generator: Generator | None = None) -> list[Noise]:
-        """What is random in one draw, by factor. `tensors(noise)` is the draw."""
+        """Draw what is random, by factor; `tensors(noise)` is the draw."""
         generator = self.source(generator)
         return [factor.noise(generator) for factor in self.factors]
 
     def noises(self, count: int, generator: Generator) -> list[list[Noise]]:
-        """What `count` calls of `noise` with this generator give, with one look at the factors."""
+        """Return what `count` calls of `noise` with this generator would, with one look at the factors."""
         parts = [(factor.family, factor.roles, factor.layout) for factor in self.factors]
         return [[family.noise(roles, layout, generator) for family, roles, layout in parts] for _ in range(count)]
 
     def source(self, generator: Generator | None = None) -> Generator | None:
-        """What the next draw's noise comes from: this generator, or the global one, for which None stands.
+        """Return the generator of the next draw's noise: the one given, or None for the global one.
 
-        Under several processes not the global one, but one of this rank's own, or (`shared_draw`) the same on all.
-
-        Without it, ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
+        Under several processes it is not the global one, but this rank's own, or (`shared_draw`) the same on all:
+        otherwise ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
         cannot hold a generator: there the global one is used, so seed each rank differently, or enter `draw()`.
         """
         if generator is not None or not several_processes():
@@ -134,47 +135,46 @@ class BayesianModule(nn.Module):
         return out
 
     def tensors(self, noise: list[Noise] | None = None) -> dict[str, Tensor]:
-        """One draw, or without noise the mean, by name; tied weights under the name of each module that holds them."""
+        """Return one draw, or without noise the mean, by name; tied weights under each module's name for them."""
         named: dict[str, Tensor] = {}
         for i, factor in enumerate(self.factors):
             named |= factor.at_mean() if noise is None else factor.draw(noise[i])
         return {name: tensor for name, tensor in named.items() if self.handed_under(name)}
 
     def handed_under(self, name: str) -> bool:
-        """Whether `tensors` holds it under this name: of a module that occurs twice only the first name counts."""
+        """Tell if `tensors` holds it under this name: of a module that occurs twice only the first name counts."""
         return self._first_name(name) == name
 
     # Asking q
 
     def sample(self, n: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """n draws of the covered parameters, stacked, by the network's own names."""
+        """Return n draws of the covered parameters, stacked, by the network's own names."""
         if n < 1:
             raise ValueError(f"sample needs at least one draw, not {n}.")
         draws = [self.tensors(self.noise(generator)) for _ in range(n)]
         return {name: torch.stack([draw[name] for draw in draws]) for name in self.covered()}
 
     def mean(self) -> dict[str, Tensor]:
-        """E[θ] of the covered parameters, by the network's own names."""
+        """Return E[θ] of the covered parameters, by the network's own names."""
         return self._named("flat_mean")
 
     def std(self) -> dict[str, Tensor]:
-        """The standard deviation of each covered weight."""
+        """Return the standard deviation of each covered weight."""
         return self._named("flat_std")
 
     def snr(self) -> dict[str, Tensor]:
-        """|μ|/σ of each covered weight; infinite where σ is 0 and μ is not, 0 where both are."""
+        """Return |μ|/σ of each covered weight; infinite where σ is 0 and μ is not, 0 where both are."""
         mean, std = self.mean(), self.std()
         return {name: torch.where(mean[name] == 0, 0.0, mean[name].abs() / std[name]) for name in mean}
 
     def kl(self, prior: Prior | None = None, points: bool = False) -> Tensor:
-        """KL(q ‖ prior) in nats, summed over the covered weights; the prior given to `bayesianize` by default.
+        """Compute KL(q ‖ prior) in nats, summed over the covered weights; the prior is by default `bayesianize`'s.
 
         For the mixtures it is equation (6) of the patching paper, whose constant is dropped. `points=True` adds that
         equation's last two sums, the quadratic term of the parameters without a posterior.
         """
         prior = self.prior if prior is None else prior
-        if not isinstance(prior, Prior):
-            raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
+        Prior.check(prior)
         total = torch.stack(
             [factor.kl(*prior.moments(i, factor.layout)) for i, factor in enumerate(self.factors)]
         ).sum()
@@ -185,17 +185,17 @@ class BayesianModule(nn.Module):
         return total
 
     def covered(self) -> list[str]:
-        """The names of the parameters that have a posterior."""
+        """Return the names of the parameters that have a posterior."""
         return [slot.name for factor in self.factors for slot in factor.layout.slots]
 
     def points(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that stay points, by name."""
+        """Return the parameters that stay points, with their names."""
         return list(self.net.named_parameters())
 
     # Saving
 
     def point(self) -> nn.Module:
-        """The plain network at the posterior mean: a copy as it was before `bayesianize`, ties and all."""
+        """Return the plain network at the posterior mean: a copy as it was before `bayesianize`, ties and all."""
         net = copy.deepcopy(self.net)
         modules = dict(net.named_modules(remove_duplicate=False))
         for factor in self.factors:
@@ -208,13 +208,13 @@ class BayesianModule(nn.Module):
         return net
 
     def point_state_dict(self) -> dict[str, Tensor]:
-        """The network at the posterior mean, under the network's own keys: it loads into the plain network."""
+        """Return the state at the posterior mean under the network's own keys: it loads into the plain network."""
         state = {**self.net.state_dict(), **{k: v.detach().clone() for k, v in self.tensors().items()}}
         return {key: state[self._first_name(key)] for key in self._keys}
 
-    def spec(self) -> Spec:
-        """What a state must agree on to be loaded here: families, parameters and the kind of prior."""
-        return Spec.of(self)
+    def spec(self) -> StateSpec:
+        """Return what a state must agree on to be loaded here: families, parameters and the kind of prior."""
+        return StateSpec.of(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         with lock_of(self):  # not while a prediction's draw stands in the network
@@ -263,3 +263,50 @@ class BayesianModule(nn.Module):
 
     def _device(self) -> torch.device:
         return next(self.q[0].parameters()).device
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Identity of a saved state, so that one of another family is refused before anything is loaded.
+
+    It holds the families, a digest of the parameters each covers and of those that stay points, and the kind of prior.
+    """
+
+    families: tuple[str, ...]
+    covers: tuple[str, ...]
+    prior: str
+
+    @classmethod
+    def of(cls, model: BayesianModule) -> StateSpec:
+        layouts = [[(slot.name, slot.shape) for slot in factor.layout.slots] for factor in model.factors]
+        layouts.append([(name, tuple(point.shape)) for name, point in model.points()])
+        return cls(
+            families=tuple(repr(factor.family) for factor in model.factors),
+            covers=tuple(sha256(repr(layout).encode()).hexdigest()[:16] for layout in layouts),
+            prior=type(model.prior).__name__,
+        )
+
+    def encode(self) -> Tensor:
+        """Return it as bytes in a tensor, which safetensors and `weights_only` loading take."""
+        return torch.tensor(list(json.dumps(self.__dict__).encode()), dtype=torch.uint8)
+
+    @classmethod
+    def decode(cls, state: Tensor) -> StateSpec:
+        raw = json.loads(bytes(state.tolist()))
+        return cls(tuple(raw["families"]), tuple(raw["covers"]), raw["prior"])
+
+    def check(self, state: Mapping[str, Any], prefix: str) -> None:
+        """Raise unless `state` was saved by a model like this one."""
+        if f"{prefix}_extra_state" not in state:
+            raise ValueError(
+                "This is not the state of a BayesianModule: load a plain network's state before bayesianize, "
+                "and its weights become the means."
+            )
+        other = StateSpec.decode(state[f"{prefix}_extra_state"])
+        if other.families != self.families:
+            theirs, ours = (" and ".join(families) for families in (other.families, self.families))
+            raise ValueError(f"The state is of {theirs}, the model of {ours}.")
+        if other.covers != self.covers:
+            raise ValueError("The state is of a network with other parameters, or of other rules, than the model's.")
+        if other.prior != self.prior:
+            raise ValueError(f"The state was saved with a {other.prior} prior, the model has a {self.prior}.")

@@ -1,16 +1,19 @@
-"""What q is pulled towards: N(0, I), N(μ_T, I) and N(μ_T, Σ_T), section 3 of BYOV."""
+"""Priors, towards which q is pulled: N(0, I), N(μ_T, I) and N(μ_T, Σ_T), section 3 of BYOV; and the teacher's EMA.
+
+The teacher is an exponential moving average of the student's posterior mean μ, with the variance of μ beside it.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from byov.posterior.ema import EMA, keep_precision
-from byov.posterior.layout import Layout
+from byov.posterior.factor import Factor
+from byov.posterior.layout import Layout, occurrences
 
 if TYPE_CHECKING:
     from byov.posterior.module import BayesianModule
@@ -18,22 +21,110 @@ if TYPE_CHECKING:
 Moment = float | Tensor | Mapping[str, Tensor]
 
 
+def _keep_precision(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Apply `fn` as `module.to(…)` does, but never make a shorter float of float32."""
+    moved = fn(tensor)
+    return tensor.to(moved.device) if moved.dtype.itemsize < tensor.dtype.itemsize else moved
+
+
+class EMA(nn.Module):
+    """EMA(μ), and with `variance` Σ_T = EMA(μ²) − EMA(μ)², of a model's weights, in float32.
+
+    Of a BayesianModule it follows the posterior mean, never a draw: one flat tensor per factor, then the parameters
+    that stay points; of a plain network its parameters. Σ_T is kept itself, by West's update
+
+        m ← γ m + (1−γ) μ        v ← γ (v + (1−γ) (μ − m_old)²)
+
+    which is the difference of the two EMAs exactly, without the cancellation that would leave nothing of it in float32
+    (μ² ≈ 4e-4 against a variance of 1e-10).
+    """
+
+    def __init__(self, model: nn.Module, variance: bool = True) -> None:
+        super().__init__()
+        sources = _sources(model)
+        self.count, self.keeps_variance = len(sources), variance
+        for i, source in enumerate(sources):
+            mean = source.detach().float().clone()
+            self.register_buffer(f"mean_{i}", mean)
+            if variance:
+                self.register_buffer(f"variance_{i}", torch.zeros_like(mean))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EMA:
+        return super()._apply(lambda t: _keep_precision(fn, t), recurse)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, decay: float) -> None:
+        """Take one step with γ = `decay`; call it after the optimizer's step."""
+        sources = [source.float() for source in _sources(model)]
+        means = [self.mean(i) for i in range(self.count)]
+        if [s.shape for s in sources] != [m.shape for m in means]:
+            raise ValueError("This EMA was made for a model with other parameters.")
+        steps = torch._foreach_sub(sources, means)
+        if self.keeps_variance:
+            variances = [self.variance(i) for i in range(self.count)]
+            torch._foreach_addcmul_(variances, steps, steps, value=1.0 - decay)
+            torch._foreach_mul_(variances, decay)
+        torch._foreach_add_(means, steps, alpha=1.0 - decay)
+
+    def mean(self, index: int) -> Tensor:
+        return self.get_buffer(f"mean_{index}")
+
+    def variance(self, index: int) -> Tensor:
+        if not self.keeps_variance:
+            raise ValueError("This EMA keeps no variance: make it with EMA(model, variance=True).")
+        return self.get_buffer(f"variance_{index}")
+
+    def second_moment(self, index: int) -> Tensor:
+        """Return EMA(μ²)."""
+        return self.variance(index) + self.mean(index) ** 2
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the averaged parameters by the network's own names, tied ones under each of theirs."""
+        named: dict[str, Tensor] = {}
+        factors = _factors(model)
+        for i, factor in enumerate(factors):
+            named |= factor.layout.with_ties(factor.layout.split(self.mean(i)))
+        for i, (_, places) in enumerate(_points(model), start=len(factors)):
+            named |= {name: self.mean(i) for name, _ in places}
+        return named
+
+
+def _factors(model: nn.Module) -> list[Factor]:
+    """Return the factors of a BayesianModule; a plain network has none."""
+    q = getattr(model, "q", None)
+    return [factor for factor in q if isinstance(factor, Factor)] if isinstance(q, nn.ModuleList) else []
+
+
+def _points(model: nn.Module) -> Iterable[tuple[Tensor, list[tuple[str, nn.Module]]]]:
+    return occurrences(model.get_submodule("net") if _factors(model) else model)
+
+
+def _sources(model: nn.Module) -> list[Tensor]:
+    return [factor.flat_mean() for factor in _factors(model)] + [parameter for parameter, _ in _points(model)]
+
+
 class Prior(nn.Module):
     """A Gaussian over the weights. A module, so that it is saved and moved with the model that it belongs to."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prior:
-        return super()._apply(lambda t: keep_precision(fn, t), recurse)
+        return super()._apply(lambda t: _keep_precision(fn, t), recurse)
 
     @abstractmethod
     def moments(self, factor: int, layout: Layout) -> tuple[Tensor | float, Tensor | float]:
-        """Mean and standard deviation for the weights of one factor, as numbers or flat tensors (P,)."""
+        """Return mean and standard deviation for the weights of one factor, as numbers or flat tensors (P,)."""
 
     @abstractmethod
     def point_moments(self, index: int) -> tuple[Tensor | float, Tensor | float]:
-        """The same for a parameter that stays a point; numbers, or flat."""
+        """Return the same for a parameter that stays a point; numbers, or flat."""
 
     def attach(self, model: BayesianModule) -> None:
         """Make what depends on the model that this prior is given to; the teacher priors make their EMA here."""
+
+    @staticmethod
+    def check(prior: object) -> None:
+        """Raise unless it is a prior."""
+        if not isinstance(prior, Prior):
+            raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
 
 
 class Normal(Prior):
@@ -109,6 +200,9 @@ class _Teacher(Prior):
         if self.ema is None:
             self.ema = EMA(model)
 
+    def moments(self, factor: int, layout: Layout) -> tuple[Tensor | float, Tensor | float]:
+        return self.point_moments(factor)
+
     def _fed(self) -> EMA:
         if self.ema is None:
             raise ValueError(
@@ -129,12 +223,9 @@ class TeacherMean(_Teacher):
     def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
         return self._fed().mean(index), self.get_buffer("std")
 
-    def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
-        return self.point_moments(factor)
-
 
 class TeacherNormal(_Teacher):
-    """N(μ_T, Σ_T), Σ_T = EMA(μ²) − EMA(μ)²: also how much the teacher has moved; `floor` is the least variance."""
+    """N(μ_T, Σ_T), Σ_T = EMA(μ²) − EMA(μ)²: also how far the teacher has moved; `floor` is the least variance."""
 
     def __init__(self, ema: EMA | None = None, floor: float = 1e-6) -> None:
         super().__init__(ema)
@@ -145,6 +236,3 @@ class TeacherNormal(_Teacher):
     def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
         ema = self._fed()
         return ema.mean(index), ema.variance(index).clamp_min(self.get_buffer("floor")).sqrt()
-
-    def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
-        return self.point_moments(factor)

@@ -13,17 +13,17 @@ def _place(like: Tensor, generator: Generator | None) -> torch.device:
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Standard normal noise in the dtype of `like`."""
+    """Draw standard normal noise in the dtype of `like`."""
     return torch.randn(shape, generator=generator, device=_place(like, generator), dtype=like.dtype).to(like.device)
 
 
 def uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Uniform noise on [0, 1) in float32, whatever the weights' dtype: bfloat16 has only 256 steps there."""
+    """Draw uniform noise on [0, 1) in float32, whatever the weights' dtype: bfloat16 has only 256 steps there."""
     return torch.rand(shape, generator=generator, device=_place(like, generator)).to(like.device)
 
 
 def categorical(shape: Sequence[int], probs: Sequence[float], like: Tensor, generator: Generator | None) -> Tensor:
-    """Component numbers 0 … K−1 with the given probabilities."""
+    """Draw component numbers 0 … K−1 with the given probabilities."""
     place = _place(like, generator)
     if len(set(probs)) == 1:
         return torch.randint(len(probs), shape, generator=generator, device=place).to(like.device)
@@ -32,7 +32,7 @@ def categorical(shape: Sequence[int], probs: Sequence[float], like: Tensor, gene
 
 
 def stream(seed: int, *path: int) -> int:
-    """A seed for the stream named by `path`: SplitMix64, because CPU generators keep only 32 bits of a seed."""
+    """Return a seed for the stream named by `path`: SplitMix64, because CPU generators keep only 32 bits of a seed."""
     state = seed & 0xFFFFFFFFFFFFFFFF
     for step in path:
         state = (state + 0x9E3779B97F4A7C15 * (step + 1)) & 0xFFFFFFFFFFFFFFFF

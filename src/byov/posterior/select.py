@@ -1,4 +1,4 @@
-"""Which parameters a family covers: a glob on the name, a module class or a predicate; the first match wins."""
+"""Select the parameters a family covers: by a glob on the name, a module class or a predicate; the first match wins."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def norm_layers(name: str, module: nn.Module, parameter: Tensor) -> bool:
-    """The scale and shift of normalisation layers: torch's, and those that call themselves a norm (timm's do)."""
+    """Match the scale and shift of normalisation layers: torch's, and those that call themselves a norm (timm's do)."""
     return isinstance(module, _NORMS) or "norm" in type(module).__name__.lower()
 
 
 class _OutputLayer:
-    """The parameters of the layer that gives the network's output.
+    """Match the parameters of the layer that gives the network's output.
 
     That is what a timm model calls its classifier, or else the last linear or convolutional layer it registers.
     """
@@ -77,7 +77,7 @@ def _nothing_matched(rule: Rule | None, net: nn.Module, names: list[str]) -> Val
 
 
 def select(net: nn.Module, rules: Rules) -> list[tuple[Family, Layout]]:
-    """The factors of q: each family with the layout of the parameters it covers.
+    """Return the factors of q: each family with the layout of the parameters it covers.
 
     A bare family covers every trainable parameter; a rule in a mapping covers whatever it matches, frozen or not. Rules
     with equal families share one factor, so that an `Ensemble` named twice is still one ensemble. A tied parameter

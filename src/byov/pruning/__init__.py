@@ -1,4 +1,4 @@
-"""Pruning: single weights or whole heads and units, by |μ|/σ or |μ|; at once, or bit by bit with fine-tuning."""
+"""Pruning: single weights or whole heads and units, by |μ|/σ or |μ|; at once, or gradually with fine-tuning."""
 
 from byov.pruning.blocks import Block, find_blocks
 from byov.pruning.gradual import cubic, prune_gradually

@@ -1,4 +1,4 @@
-"""Where whole units of a network can go: attention heads, and the hidden units between two layers.
+"""Find the units of a network that can be removed: attention heads, and the hidden units between two layers.
 
     layer → what acts on each unit by itself (activation, dropout, BatchNorm, pooling) → layer
 
@@ -31,19 +31,19 @@ _TIMM_MLP = "timm.layers.mlp.Mlp"
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What of one parameter (or buffer) belongs to each unit: `index[u]` are its places along `dim`."""
+    """The part of one parameter (or buffer) that belongs to each unit: `index[u]` are its places along `dim`."""
 
     name: str
     dim: int
     index: Tensor
 
     def per_unit(self, values: Tensor) -> Tensor:
-        """The sum of the values (of the parameter's shape) that belong to each unit."""
+        """Sum the values (of the parameter's shape) that belong to each unit."""
         along = values.movedim(self.dim, 0).flatten(1).sum(1) if values.ndim > 1 else values
         return along[self.index.to(along.device)].sum(1)
 
     def places(self, units: Tensor) -> Tensor:
-        """Where the parameter's own index along `dim` belongs to one of these units (a mask over units)."""
+        """Mark where the parameter's own index along `dim` belongs to one of these units (a mask over units)."""
         found = torch.zeros(int(self.index.max()) + 1, dtype=torch.bool)
         found[self.index[units.cpu()].flatten()] = True
         return found
@@ -60,9 +60,9 @@ class Block:
     inside: tuple[Part, ...]
     """The parameters that make the unit."""
     out: tuple[Part, ...]
-    """The weights that read it; where they are all 0 it is used by no one."""
+    """The weights that read it; where they are all 0, nothing uses it."""
     beside: tuple[Part, ...] = ()
-    """What goes with it but is neither: BatchNorm's scale, shift and statistics."""
+    """Tensors that go with it but are neither: BatchNorm's scale, shift and statistics."""
 
     @property
     def weights(self) -> tuple[Part, ...]:
@@ -74,7 +74,7 @@ class Block:
 
 
 def find_blocks(net: nn.Module) -> list[Block]:
-    """The blocks of a plain network, in its order.
+    """List the blocks of a plain network, in its order.
 
     Known are timm's `Attention` and `Mlp` (so its ViTs and ours), `nn.TransformerEncoderLayer`'s two linear layers, and
     neighbours in an `nn.Sequential`: Linear → Linear, Conv2d → Conv2d, and Conv2d → pooled and flattened → Linear. A
@@ -130,7 +130,7 @@ def _pair(
     between: dict[str, nn.Module],
     second: tuple[str, nn.Module],
 ) -> Iterator[Block]:
-    """The units between two layers, if all that lies between acts on each of them by itself."""
+    """Yield the units between two layers, if all that lies between acts on each of them by itself."""
     (name, one), (after, two) = first, second
     if not _plain(one) or not _plain(two):
         return
@@ -150,7 +150,7 @@ def _pair(
 
 
 def _plain(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """A layer whose weight has units in its rows and their readers in its columns."""
+    """Tell if it is a layer whose weight has units in its rows and their readers in its columns."""
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 

@@ -1,4 +1,4 @@
-"""Iterative pruning: a bit goes, the rest is fine-tuned for a while with the masks held, and again."""
+"""Gradual pruning: remove a few weights, fine-tune the rest with the masks held, and repeat."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from byov.posterior.module import BayesianModule
 from byov.posterior.select import Predicate
-from byov.pruning.masks import masked
+from byov.pruning.masks import masked_tensors
 from byov.pruning.unstructured import By, Scope, check, prune, weakest, weights
 
 
 def cubic(sparsity: float, rounds: int) -> list[float]:
-    """s·(1 − (1 − t/n)³) for t = 1 … n: much while much is there to lose, little at the end (Zhu and Gupta, 2017)."""
+    """Return s·(1 − (1 − t/n)³) for t = 1 … n: many weights go at first, few at the end (Zhu and Gupta, 2017)."""
     return [sparsity * (1 - (1 - t / rounds) ** 3) for t in range(1, rounds + 1)]
 
 
@@ -31,18 +31,18 @@ def prune_gradually(
     schedule: Callable[[float, int], list[float]] = cubic,
     report: Callable[[float, nn.Module], Any] | None = None,
 ) -> nn.Module:
-    """The plain network, pruned in `rounds` steps with `fine_tune(net)` after each; what is pruned stays so.
+    """Return the plain network, pruned in `rounds` steps with `fine_tune(net)` after each; zeros stay zeros.
 
     The network handed to `fine_tune` is plain, in train mode, and has `torch.nn.utils.prune` masks: gradients reach
     only what is left, in whatever loop. It is the same object with the same parameters at every call, so that one
     optimizer may serve all rounds. By SNR, later rounds rank by |w|/σ with the weight w as it is by then and σ as the
-    posterior has it: what the data said of a weight's precision is not unlearned by a few steps.
+    posterior has it: a few steps do not unlearn what the data said of a weight's precision.
 
     Args:
         model: as for `prune`; it is left as it is.
         fine_tune: trains the network it is given, for as long as it likes.
         sparsity: the share of zeros at the end.
-        rounds: in how many steps it is reached; 1 is `prune` and a fine-tuning.
+        rounds: the number of steps to it; 1 is `prune` and one fine-tuning.
         by, scope, where: as for `prune`.
         schedule: (sparsity, rounds) -> the sparsity of each round, rising.
         report: called with (sparsity, net) after each fine-tuning.
@@ -71,13 +71,9 @@ def prune_gradually(
 @torch.no_grad()
 def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dict[str, Tensor] | None) -> None:
     """Enlarge the masks of a network to a sparsity; what is masked already goes first."""
-    found: dict[int, tuple[str, nn.Parameter, Tensor]] = {}  # a tied weight once: it has one original and one mask
-    for prefix, module in net.named_modules():
-        for leaf in masked(module):
-            original, keep = getattr(module, f"{leaf}_orig"), getattr(module, f"{leaf}_mask")
-            found.setdefault(id(original), (f"{prefix}.{leaf}" if prefix else leaf, original, keep))
+    found = list(masked_tensors(net))
     scores, magnitudes = [], []
-    for name, original, keep in found.values():
+    for name, original, keep in found:
         if original.isnan().any():
             raise ValueError(f"{name} holds weights that are not numbers: fine-tuning has diverged.")
         magnitude = original.detach().abs().float()
@@ -85,5 +81,5 @@ def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dic
         gone = keep == 0
         scores.append(score.masked_fill(gone, -1.0).flatten())
         magnitudes.append(magnitude.masked_fill(gone, -1.0).flatten())
-    for (_, _, keep), gone in zip(found.values(), weakest(scores, magnitudes, sparsity, scope), strict=True):
+    for (_, _, keep), gone in zip(found, weakest(scores, magnitudes, sparsity, scope), strict=True):
         keep.copy_(~gone.view(keep.shape).to(keep.device))

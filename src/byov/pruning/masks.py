@@ -1,8 +1,8 @@
-"""The masks of `torch.nn.utils.prune` on a network: put on, found again, made permanent."""
+"""Put the masks of `torch.nn.utils.prune` on a network, find them again, make them permanent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -18,14 +18,18 @@ class Layer(NamedTuple):
 
 
 def layers(net: nn.Module) -> list[Layer]:
-    """The pruned tensors of a network; a tied one once."""
-    found: dict[int, Layer] = {}
+    """List the pruned tensors of a network; a tied one once."""
+    return [Layer(name, mask.numel(), int((mask == 0).sum())) for name, _, mask in masked_tensors(net)]
+
+
+def masked_tensors(net: nn.Module) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
+    """List the (name, original, mask) of each pruned tensor; a tied one once, it has one original and one mask."""
+    found: dict[int, tuple[str, nn.Parameter, Tensor]] = {}
     for prefix, module in net.named_modules():
         for leaf in masked(module):
-            mask, original = getattr(module, f"{leaf}_mask"), getattr(module, f"{leaf}_orig")
-            name = f"{prefix}.{leaf}" if prefix else leaf
-            found.setdefault(id(original), Layer(name, mask.numel(), int((mask == 0).sum())))
-    return list(found.values())
+            original, mask = getattr(module, f"{leaf}_orig"), getattr(module, f"{leaf}_mask")
+            found.setdefault(id(original), (f"{prefix}.{leaf}" if prefix else leaf, original, mask))
+    return found.values()
 
 
 def mask(places: list[tuple[str, nn.Module]], keep: Tensor) -> None:
@@ -38,13 +42,14 @@ def mask(places: list[tuple[str, nn.Module]], keep: Tensor) -> None:
 
 
 def masked(module: nn.Module) -> Iterator[str]:
-    """The names of a module's own tensors that are masked."""
+    """Yield the names of a module's own tensors that are masked."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, masks.BasePruningMethod):
             yield hook._tensor_name
 
 
 def renew_output(attention: nn.Module, inputs: Any) -> None:
+    """Apply the masks of an attention's output layer, which it reads without calling that layer's own hook."""
     output: Any = attention.out_proj
     for hook in list(output._forward_pre_hooks.values()):
         if isinstance(hook, masks.BasePruningMethod):
@@ -52,16 +57,15 @@ def renew_output(attention: nn.Module, inputs: Any) -> None:
 
 
 def finish(net: nn.Module) -> nn.Module:
-    """Hold the outputs of attention layers whose output weights are masked; the last step of masking a network."""
+    """Hold the masks of attention layers' output weights; the last step of masking a network."""
     for module in net.modules():
-        # It reads its output layer's weight without calling that layer, whose hook would renew it.
         if isinstance(module, nn.MultiheadAttention) and masks.is_pruned(module.out_proj):
             module.register_forward_pre_hook(renew_output)
     return net
 
 
 def make_permanent(net: nn.Module) -> nn.Module:
-    """The network itself with its masks multiplied in and taken off; tied weights stay tied."""
+    """Multiply the masks in, take them off, and return the network itself; tied weights stay tied."""
     for module in net.modules():
         for leaf in list(masked(module)):
             masks.remove(module, leaf)

@@ -1,13 +1,22 @@
-"""A pruned network as a safetensors file: of a tensor with many zeros a bit per weight and what is not 0."""
+"""A pruned network as a safetensors file: a tensor with many zeros as one bit per weight and the values that are not 0.
+
+Its metadata holds, as JSON under "byov", the tree {kind, about, state}, in which {"$tensor": name} stands for a tensor
+of the file and {shape, bits, values} for a packed one. That is the format of a checkpoint, which reads it too.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 from math import prod
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import prune as masks
 
@@ -17,41 +26,54 @@ from byov.pruning.structured import shaped_like
 
 _KIND = "byov sparse weights"
 _ENTRY = 200
-"""About the bytes that one more tensor takes in a safetensors header: what packing has to save at least."""
+"""About the bytes that one more tensor takes in a safetensors header: packing has to save more than that."""
 
 
 @torch.no_grad()
 def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str, Any] | None = None) -> None:
-    """Write a pruned network to a safetensors file: of a tensor with many zeros a bit per weight and what is not 0.
+    """Write a pruned network to a safetensors file, its zeros packed.
 
-    That is n/8 bytes and 4 per weight that is left, in float32; a tensor for which it would be no smaller is stored as
-    it is. Masks are applied, so that the names are the plain network's; −0 becomes 0. A tied weight is stored once.
-    `about` is kept beside the tensors.
+    A tensor takes n/8 bytes and 4 per weight that is left, in float32; one for which that would be no smaller is stored
+    as it is. Masks are applied, so that the names are the plain network's; −0 becomes 0. A tied weight is stored once.
+    `about`, plain values that JSON knows, is kept beside the tensors.
     """
-    if not isinstance(module, nn.Module) or isinstance(module, BayesianModule):
-        raise TypeError(f"save_sparse takes a plain network, as prune gives it, not {type(module).__name__}.")
-    from byov.train import checkpoint
+    _check_plain(module, "save_sparse takes a plain network, as prune gives it")
+    tensors: dict[str, Tensor] = {}
 
-    packed: dict[int, Any] = {}  # ties are one object here, and so stay one in the file
-    state = _applied(module)
-    content = {name: packed.setdefault(id(value), _pack(value)) for name, value in state.items()}
-    checkpoint.save(path, {"kind": _KIND, "about": about or {}, "state": content})
+    def hung(value: Any, name: str) -> Any:
+        """Put tensors into the file and return the tree with their names."""
+        if isinstance(value, dict):
+            return {key: hung(part, f"{name}/{key}") for key, part in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        while name in tensors:  # names only tell people where a tensor was
+            name += "'"
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"$tensor": name}
+
+    stored: dict[int, Any] = {}  # ties are one object here, and so stay one in the file
+    state: dict[str, Any] = {}
+    for name, value in _applied(module).items():
+        if id(value) not in stored:
+            stored[id(value)] = hung(_pack(value), f"state/{name}")
+        state[name] = stored[id(value)]
+    tree = json.dumps({"kind": _KIND, "about": about or {}, "state": state}, separators=(",", ":"))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(save(tensors, {"byov": tree}))  # by `save_file`, no one else could read it
+    temporary.replace(path)
 
 
 def load_sparse(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
     """Load what `save_sparse` wrote into a plain network of its kind; `net` is filled and returned, without masks.
 
-    Of a network from which heads or units were removed, `net` is as it was before that, and loses as many.
+    For a network from which heads or units were removed, give `net` as it was before that; it loses as many.
     """
-    if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
-        raise TypeError(f"load_sparse fills a plain network, not {type(net).__name__}.")
+    _check_plain(net, "load_sparse fills a plain network")
     if masks.is_pruned(net):
         raise ValueError("The network to fill has masks: load_sparse fills one that was not pruned.")
-    from byov.train import checkpoint
-
-    tree = checkpoint.load(path)
-    if not isinstance(tree, dict) or tree.get("kind") != _KIND:
-        raise ValueError(f"{path} is a checkpoint, but not one of sparse weights.")
+    tree = _read(path)
     state = {name: _unpack(value, path) for name, value in tree["state"].items()}
     smaller = bool(tree["about"].get("groups"))
     own = (shaped_like(copy.deepcopy(net), state) if smaller else net).state_dict()
@@ -65,8 +87,33 @@ def load_sparse(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
     return net
 
 
+def _check_plain(net: object, sentence: str) -> None:
+    if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
+        raise TypeError(f"{sentence}, not {type(net).__name__}.")
+
+
+def _read(path: str | os.PathLike[str]) -> Any:
+    """Return the tree of the file with its tensors in place."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file of sparse weights at {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            tree = json.loads((file.metadata() or {}).get("byov", "null"))
+            if not isinstance(tree, dict) or tree.get("kind") != _KIND:
+                raise ValueError(f"{path} is a safetensors file, but not one of sparse weights.")
+            return _in_place(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file: {error}.") from None
+
+
+def _in_place(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return tensors[node["$tensor"]] if "$tensor" in node else {k: _in_place(v, tensors) for k, v in node.items()}
+
+
 def _applied(net: nn.Module) -> dict[str, Any]:
-    """The state with masks multiplied in, under the plain network's names; tied weights are one object."""
+    """Return the state with masks multiplied in, under the plain network's names; tied weights are one object."""
     modules = net.named_modules(remove_duplicate=False)
     covered = {f"{prefix}.{leaf}" if prefix else leaf for prefix, module in modules for leaf in masked(module)}
     state, applied = net.state_dict(keep_vars=True), {}
@@ -83,16 +130,15 @@ def _applied(net: nn.Module) -> dict[str, Any]:
 
 
 def _pack(value: Any) -> Any:
-    """A tensor as the values that are not 0 and a bit per weight, the first in the lowest bit; if that is smaller."""
+    """Pack a tensor as its values that are not 0 and a bit per weight, the first in the lowest; if that is smaller."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize == 1:
         return value
-    flat = value.detach().flatten()
+    flat = value.detach().cpu().flatten()
     kept = flat != 0
-    values, size = flat[kept], (len(flat) + 7) // 8
-    if values.nbytes + size + _ENTRY >= value.nbytes:
+    bits, values = torch.from_numpy(np.packbits(kept.numpy(), bitorder="little")), flat[kept]
+    if values.nbytes + bits.nbytes + _ENTRY >= value.nbytes:
         return value
-    bits = nn.functional.pad(kept.to(torch.uint8), (0, 8 * size - len(flat))).view(size, 8)
-    return {"shape": list(value.shape), "bits": (bits << _places(bits)).sum(1, dtype=torch.uint8), "values": values}
+    return {"shape": list(value.shape), "bits": bits, "values": values}
 
 
 def _unpack(value: Any, path: object) -> Any:
@@ -100,12 +146,8 @@ def _unpack(value: Any, path: object) -> Any:
         return value
     shape, bits, values = value["shape"], value["bits"], value["values"]
     flat = torch.zeros(prod(shape), dtype=values.dtype)
-    kept = ((bits.unsqueeze(1) >> _places(bits)) & 1).flatten()[: len(flat)].bool()
+    kept = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little")[: len(flat)]).bool()
     if len(kept) != len(flat) or int(kept.sum()) != len(values):
         raise ValueError(f"{path} is damaged: its bits and its values do not agree.")
     flat[kept] = values
     return flat.view(shape)
-
-
-def _places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -20,7 +20,10 @@ from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.pruning.blocks import Block, Kind, Part, find_blocks
 from byov.pruning.masks import finish, make_permanent, mask
-from byov.pruning.unstructured import By, Scope, check, least
+from byov.pruning.unstructured import By, Scope, check, check_ordered, least, plain_copy
+
+Where = Callable[[Block], bool] | None
+"""Chooses the blocks to prune; None is all of them."""
 
 
 @torch.no_grad()
@@ -30,9 +33,9 @@ def prune_groups(
     units: float = 0.5,
     by: By = "snr",
     scope: Scope = "layer",
-    where: Callable[[Block], bool] | None = None,
+    where: Where = None,
 ) -> nn.Module:
-    """The plain network at the posterior mean without a share of its heads and units: smaller, dense, no masks.
+    """Return the plain network at the posterior mean without a share of its heads and units: smaller, dense, no masks.
 
     Args:
         model: a BayesianModule, or by magnitude any network, with blocks that `find_blocks` knows. It is left as it is.
@@ -64,9 +67,9 @@ def mask_groups(
     units: float = 0.5,
     by: By = "snr",
     scope: Scope = "layer",
-    where: Callable[[Block], bool] | None = None,
+    where: Where = None,
 ) -> nn.Module:
-    """As `prune_groups`, with zeros in place and `torch.nn.utils.prune` masks: to be fine-tuned, then `shrink`."""
+    """Mask what `prune_groups` removes, by `torch.nn.utils.prune`: to be fine-tuned, and then given to `shrink`."""
     net, keep = _ranked(model, heads, units, by, scope, where)
     ones: dict[str, Tensor] = {}
     for block, kept in keep:
@@ -83,7 +86,7 @@ def mask_groups(
 
 @torch.no_grad()
 def shrink(net: nn.Module) -> nn.Module:
-    """A smaller dense copy of a pruned network, without the heads and units that nothing reads any more.
+    """Return a smaller dense copy of a pruned network, without the heads and units that nothing reads any more.
 
     Those are the ones whose outgoing weights are all 0, whatever tool made them so: the outputs stay the same. Masks
     become permanent; zeros within a group that stays remain zeros.
@@ -101,7 +104,7 @@ def shrink(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def shaped_like(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """The network itself, its blocks cut to the sizes that a state of a smaller one has; it can then be loaded."""
+    """Cut the blocks of the network itself to the sizes in a smaller one's state, which can then be loaded."""
     for block in find_blocks(net):
         part = block.out[0]
         if part.name in state:
@@ -112,7 +115,7 @@ def shaped_like(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def group_scores(model: nn.Module, block: Block, by: By = "snr") -> Tensor:
-    """The score of each unit of a block, as defined above."""
+    """Return the score of each unit of a block, as defined above."""
     mean, deviation = _moments(model, by)
     return _scores(block, mean, deviation)
 
@@ -136,22 +139,17 @@ def _scores(block: Block, mean: dict[str, Tensor], deviation: dict[str, Tensor] 
 
 
 def _total(parts: Iterable[Part], values: dict[str, Tensor]) -> Tensor:
-    """Σ x² over each unit's weights, in double: a unit may have thousands."""
+    """Compute Σ x² over each unit's weights, in double: a unit may have thousands."""
     return torch.stack([part.per_unit(values[part.name].double().square()) for part in parts]).sum(0)
 
 
 def _ranked(
-    model: nn.Module,
-    heads: float,
-    units: float,
-    by: By,
-    scope: Scope,
-    where: Callable[[Block], bool] | None,
+    model: nn.Module, heads: float, units: float, by: By, scope: Scope, where: Where
 ) -> tuple[nn.Module, list[tuple[Block, Tensor]]]:
-    """The plain network, and for each block which units stay."""
+    """Return the plain network, and for each block which units stay."""
     for share in (heads, units):
         check(model, share, by, scope)
-    net = model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
+    net = plain_copy(model)
     found = [block for block in _blocks(net) if where is None or where(block)]
     shares: dict[Kind, float] = {"heads": heads, "units": units}
     mean, deviation = _moments(model, by)
@@ -162,10 +160,7 @@ def _ranked(
             continue
         scores = [_scores(block, mean, deviation) for block in chosen]
         for block, score in zip(chosen, scores, strict=True):
-            if score.isnan().any():
-                raise ValueError(
-                    f"{block.name} holds weights that are not numbers: nothing can be said of their order."
-                )
+            check_ordered(score, block.name)
         keep += zip(chosen, _stay([score.cpu() for score in scores], share, scope), strict=True)
     if not keep and (heads or units):
         asked = " or ".join(kind for kind, share in shares.items() if share)
@@ -176,12 +171,11 @@ def _ranked(
 
 
 def _stay(scores: list[Tensor], share: float, scope: Scope) -> list[Tensor]:
+    """Mark the units that stay: all but a share of each block, or of all blocks, and at least one of each."""
     if scope == "layer":
-        gone = [least(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
-        return [~each for each in gone]
-    best = [score.argmax() for score in scores]
-    for score, place in zip(scores, best, strict=True):
-        score[place] = torch.inf  # each block's best stays
+        return [~least(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
+    for score in scores:
+        score[score.argmax()] = torch.inf  # each block's best stays
     whole = torch.cat(scores)
     count = min(round(share * len(whole)), len(whole) - len(scores))
     return [~each for each in least(whole, whole, count).split([len(score) for score in scores])]
@@ -198,7 +192,7 @@ def _blocks(net: nn.Module) -> list[Block]:
 
 
 def _copied(net: nn.Module) -> nn.Module:
-    """A deep copy also of a network that was called with gradients on, whose masked weights torch would not copy."""
+    """Copy also a network that was called with gradients on, whose masked weights torch would not copy."""
     memo: dict[int, object] = {}
     for module in net.modules():
         for tensor in vars(module).values():

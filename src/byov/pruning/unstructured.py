@@ -20,9 +20,9 @@ Scope = Literal["layer", "global"]
 
 
 def weights(name: str, module: nn.Module, parameter: Tensor) -> bool:
-    """What is pruned by default: tensors of two dimensions or more that are no bias and in no normalisation layer.
+    """Match what is pruned by default: tensors of two dimensions or more, but no bias and no normalisation layer.
 
-    So the weights of linear layers, convolutions, attention and recurrent layers, embeddings, and a ViT's tokens.
+    These are weights of linear layers, convolutions, attention and recurrent layers, embeddings, and a ViT's tokens.
     """
     leaf = name.rpartition(".")[2]
     return parameter.ndim >= 2 and "bias" not in leaf and not norm_layers(name, module, parameter)
@@ -32,10 +32,10 @@ def weights(name: str, module: nn.Module, parameter: Tensor) -> bool:
 def prune(
     model: nn.Module, sparsity: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Predicate = weights
 ) -> nn.Module:
-    """The plain network at the posterior mean, without the share `sparsity` of its weights.
+    """Return the plain network at the posterior mean, without the share `sparsity` of its weights.
 
-    The BYOV paper's section 4.4: unstructured, the weights of least |μ|/σ go, without retraining. The masks are those
-    of `torch.nn.utils.prune`, whose `is_pruned` and `remove` work on the result; tied weights share one mask.
+    Section 4.4 of the BYOV paper: single weights of least |μ|/σ go, without retraining. The masks are those of
+    `torch.nn.utils.prune`, whose `is_pruned` and `remove` work on the result; tied weights share one mask.
 
     Args:
         model: a BayesianModule, of which only weights with a posterior are pruned; or by magnitude any network. It is
@@ -55,7 +55,7 @@ def prune(
     """
     check(model, sparsity, by, scope)
     posterior = model if isinstance(model, BayesianModule) else None
-    net = copy.deepcopy(model) if posterior is None else posterior.point()
+    net = plain_copy(model)
     covered = None if posterior is None else set(posterior.covered())
     chosen = [
         (parameter, places)
@@ -65,15 +65,12 @@ def prune(
     if not chosen:
         which = "is there" if posterior is None else "has a posterior"
         raise ValueError(f"There is nothing to prune: no weight that `where` takes {which}.")
-    magnitudes = [parameter.abs().flatten() for parameter, _ in chosen]
-    scores = magnitudes
-    if by == "snr":
-        assert posterior is not None
+    scores = magnitudes = [parameter.abs().flatten() for parameter, _ in chosen]
+    if by == "snr" and posterior is not None:
         snr = posterior.snr()
         scores = [snr[places[0][0]].flatten() for _, places in chosen]
     for score, (_, places) in zip(scores, chosen, strict=True):
-        if score.isnan().any():
-            raise ValueError(f"{places[0][0]} holds weights that are not numbers: nothing can be said of their order.")
+        check_ordered(score, places[0][0])
 
     pruned = weakest(scores, magnitudes, sparsity, scope)
     for (parameter, places), gone in zip(chosen, pruned, strict=True):
@@ -89,7 +86,7 @@ def sweep(
     scope: Scope = "layer",
     where: Predicate = weights,
 ) -> list[tuple[float, float]]:
-    """(sparsity, evaluate(the network pruned so far, in eval mode)) for each sparsity: the curve of Figure 4, left."""
+    """Return (sparsity, evaluate(the network pruned to it, in eval mode)) for each: the curve of Figure 4, left."""
     wanted = list(sparsities)
     for sparsity in wanted:
         check(model, sparsity, by, scope)
@@ -116,8 +113,19 @@ def check(model: nn.Module, sparsity: float, by: str, scope: str) -> None:
         raise ValueError("The network is pruned already: make that permanent first, with torch.nn.utils.prune.remove.")
 
 
+def check_ordered(scores: Tensor, name: str) -> None:
+    """Refuse to rank what is not a number."""
+    if scores.isnan().any():
+        raise ValueError(f"{name} holds weights that are not numbers: nothing can be said of their order.")
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """Return the plain network to prune: the one at the posterior mean, or a copy of a network without posterior."""
+    return model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
+
+
 def weakest(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
-    """Where the share `sparsity` of least scores is: of each of these flat tensors, or of all together."""
+    """Mark the share `sparsity` of least scores: of each of these flat tensors, or of all together."""
     if scope == "layer":
         return [least(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
     sizes, home = [len(score) for score in scores], scores[0].device
@@ -126,7 +134,7 @@ def weakest(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, sco
 
 
 def least(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
-    """Where the `count` least scores are; of equal scores the least magnitudes, of equal magnitudes the first."""
+    """Mark the `count` least scores; of equal scores the least magnitudes, of equal magnitudes the first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.float() if scores.dtype.itemsize < 4 else scores

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 import byov
 from byov.data import ImageSet
 from byov.data.labelled import in_memory, labelled
-from byov.models.entry import resolve
+from byov.models.registry import resolve
 from byov.posterior.module import BayesianModule
 from byov.prediction import Prediction
 from byov.prediction.predict import Strategy

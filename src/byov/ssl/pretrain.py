@@ -10,9 +10,9 @@ import torch
 from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
+from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
-from byov.models import entry
 from byov.posterior import kl_scale
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
@@ -96,7 +96,7 @@ class PretrainTask:
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> BYOL:
     """The module that a recipe describes, for images like `data`."""
-    encoder, features = entry.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
+    encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
     student = Student(encoder, features, recipe.model.hidden, recipe.model.outputs)
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file whose metadata holds, as JSON, the tree that the tensors hang on. No pickle.
+"""Checkpoints: one safetensors file whose metadata holds, as JSON, the tree that the tensors hang on. No pickle.
 
 The tree is dicts (keys str or int), lists, tuples, None, bool, int, float, str and tensors. JSON has it as it is, but
 
@@ -13,38 +13,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from io import FileIO
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 _KEY = "byov"
-_HEADER_LIMIT = 100_000_000  # safetensors' own
+_HEADER_LIMIT = 99_000_000  # safetensors' own is 100 MB, with the tensors' names
 _STALE = 3600.0
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
@@ -61,52 +45,68 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         skeleton = json.dumps(_encode(state, (), tensors), separators=(",", ":"))
     except RecursionError:
         raise ValueError("The state holds itself, or is nested too deeply, to be saved.") from None
+    if len(skeleton) > _HEADER_LIMIT:
+        raise ValueError("The state holds too many plain values for a checkpoint: put long lists into tensors.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as file:
-        _write(file, skeleton, tensors.named)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by runs that were killed while they saved
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    # In a folder of its own, because safetensors writes to a temporary file with a name of its choice.
+    with TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
+        written = _write(Path(folder, path.name), tensors.named, skeleton)
+        os.replace(written, path)
+    if os.name != "nt":  # Windows cannot open folders
+        _fsync(path.parent)  # the new name too
 
 
 def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> Any:
-    """The tree that `save` was given, its tensors on `map_location`, in memory of their own."""
-    with _open(path) as (file, skeleton, entries, start):
-        # Read, not mapped as safetensors' own loader does: a mapped file is read a page at a time, when first touched,
-        # and lies at addresses that no allocator would choose, on which the order of a kernel's sums may depend.
-        loaded = {}
-        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-            if tensor.numel():
-                file.seek(start + entry["data_offsets"][0])
-                _fill(file, tensor.view(-1).view(torch.uint8).numpy().data)
-            loaded[name] = tensor.to(map_location)
-    return _decode(skeleton, loaded.__getitem__)
+    """Read the tree that `save` was given, its tensors on `map_location`, in memory of their own."""
+    # Copied, not left mapped: a mapped file is read a page at a time, when first touched, and lies at addresses that no
+    # allocator would choose, on which the order of a kernel's sums may depend.
+    return _read(path, lambda tensor: tensor.to(map_location, copy=True))
 
 
 def peek(path: str | os.PathLike[str]) -> Any:
-    """The same tree without reading its tensors: in their place are `meta` tensors of their shape and dtype."""
-    with _open(path) as (_, skeleton, entries, _):
-        return _decode(skeleton, lambda name: _meta(**entries[name]))
+    """Read the same tree without its tensors: in their place are `meta` tensors of their shape and dtype."""
+    return _read(path, lambda tensor: tensor.to("meta"))
 
 
-def _meta(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    return torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor]) -> Any:
+    """Read the tree; `take` turns a tensor that is mapped from the file, of which nothing is read yet, into ours."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint at {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            skeleton = json.loads(file.metadata()[_KEY])
+            tensors = {name: take(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except SafetensorError as error:
+        said = str(error).lower().replace(" ", "")  # a sentence, or a name in CamelCase, depending on the version
+        if any(word in said for word in ("headertoosmall", "invalidheaderlength", "incomplete")):
+            raise ValueError(f"{path} is truncated: it has only {path.stat().st_size} bytes.") from None
+        raise ValueError(f"{path} is not a byov checkpoint.") from None
+    except (ValueError, KeyError, TypeError):  # no metadata, or not ours
+        raise ValueError(f"{path} is not a byov checkpoint.") from None
+    return _decode(skeleton, tensors)
 
 
 class _Tensors:
-    """The tensors met so far, by the name each gets in the file."""
+    """Tensors to be saved, by the name each gets in the file."""
 
     def __init__(self) -> None:
         self.named: dict[str, Tensor] = {}
         self._known: dict[tuple[Any, ...], str] = {}
+        self._storages: set[int] = set()
 
     def add(self, tensor: Tensor, where: tuple[str, ...]) -> str:
+        """Take a tensor in and return its name, which is that of an earlier one where it is the same tensor."""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
             raise ValueError(f"{_path(where)} is a {kind} tensor: a checkpoint holds plain dense ones.")
-        if tensor.dtype not in _DTYPES.values():
-            raise ValueError(f"{_path(where)} is of {tensor.dtype}, which safetensors does not know.")
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        storage = tensor.untyped_storage().data_ptr()
-        same = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        storage = tensor.untyped_storage()
+        same = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and same in self._known:
             return self._known[same]
         # Names only tell people where a tensor was; what matters is that no two are the same.
@@ -114,30 +114,34 @@ class _Tensors:
         while name in self.named or name == "__metadata__":
             name += "'"
         self._known[same] = name
-        self.named[name] = tensor
+        whole = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in self._storages
+        self._storages.add(storage.data_ptr())
+        # safetensors refuses tensors that overlap: views of a storage are copied, a tensor that is all of it is not.
+        self.named[name] = tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
         return name
 
 
-def _write(file: FileIO, skeleton: str, tensors: dict[str, Tensor]) -> None:
-    """The safetensors format: the header's length, the header, the tensors' bytes.
+def _write(path: Path, tensors: dict[str, Tensor], skeleton: str) -> Path:
+    """Write a safetensors file and wait until it is on the disk, with the permissions that the umask says."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, metadata={_KEY: skeleton})
+    except KeyError as error:
+        raise ValueError(f"A tensor of the state is of {error.args[0]}, which safetensors does not know.") from None
+    except SafetensorError as error:
+        raise OSError(f"The checkpoint could not be written: {error}.") from None
+    path.chmod(mode)  # safetensors lets nobody else read it
+    _fsync(path)
+    return path
 
-    By hand, since safetensors' own writer goes through a file and a rename of its own, whose name, permissions and
-    moment of reaching the disk are not ours to say.
-    """
-    order = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned to its items
-    header: dict[str, Any] = {"__metadata__": {_KEY: skeleton}}
-    names, end = {dtype: name for name, dtype in _DTYPES.items()}, 0
-    for name, tensor in order:
-        offsets = [end, end := end + tensor.nbytes]
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    if len(raw) > _HEADER_LIMIT:
-        raise ValueError("The state holds too many plain values for a checkpoint: put long lists into tensors.")
-    _send(file, memoryview(len(raw).to_bytes(8, "little") + raw))
-    for _, tensor in order:
-        if tensor.numel():
-            _send(file, tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _encode(value: Any, where: tuple[str, ...], tensors: _Tensors) -> Any:
@@ -162,80 +166,17 @@ def _encode(value: Any, where: tuple[str, ...], tensors: _Tensors) -> Any:
     )
 
 
-def _decode(node: Any, tensor: Callable[[str], Tensor]) -> Any:
+def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(node, list):
-        return [_decode(item, tensor) for item in node]
+        return [_decode(item, tensors) for item in node]
     if not isinstance(node, dict):
         return node
     if "$tensor" in node:
-        return tensor(node["$tensor"])
+        return tensors[node["$tensor"]]
     if "$tuple" in node:
-        return tuple(_decode(item, tensor) for item in node["$tuple"])
-    if "$dict" in node:
-        return {key: _decode(item, tensor) for key, item in node["$dict"]}
-    return {key: _decode(item, tensor) for key, item in node.items()}
-
-
-@contextmanager
-def _open(path: str | os.PathLike[str]) -> Iterator[tuple[FileIO, Any, dict[str, Any], int]]:
-    """The open file of a whole checkpoint, its skeleton, its tensors' entries and where their bytes start."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no checkpoint at {path}.")
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        begin = file.read(9)
-        length = int.from_bytes(begin[:8], "little")
-        start = 8 + length
-        if len(begin) == 9 and (begin[8:] != b"{" or length > _HEADER_LIMIT):
-            raise ValueError(f"{path} is not a byov checkpoint.")
-        if size < start or len(begin) < 9:
-            raise ValueError(f"{path} is truncated: it ends inside its header, after {size} bytes.")
-        try:
-            entries = json.loads(begin[8:] + file.read(length - 1))
-            skeleton = json.loads(entries.pop("__metadata__")[_KEY])
-            end = start + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise ValueError(f"{path} is not a byov checkpoint.") from None
-        if size < end:
-            raise ValueError(f"{path} is truncated: it has {size} bytes of {end}.")
-        yield file, skeleton, entries, start
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[FileIO]:
-    """A file to write that takes the place of `path` once it is on the disk; on an error it is removed."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by runs that were killed while they saved
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE:
-                left.unlink()
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        with temporary.open("xb", buffering=0) as file:
-            yield file
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name != "nt":  # Windows cannot open folders
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name too
-        finally:
-            os.close(folder)
-
-
-def _send(file: FileIO, memory: memoryview) -> None:
-    while memory:  # one call takes at most 2 GiB
-        memory = memory[file.write(memory) :]
-
-
-def _fill(file: FileIO, memory: memoryview) -> None:
-    while memory:
-        count = file.readinto(memory)
-        if not count:
-            raise ValueError(f"{file.name} was truncated while it was read.")
-        memory = memory[count:]
+        return tuple(_decode(item, tensors) for item in node["$tuple"])
+    pairs = node["$dict"] if "$dict" in node else node.items()
+    return {key: _decode(item, tensors) for key, item in pairs}
 
 
 def _path(where: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from math import isfinite
 from torch import nn
 
 from byov.posterior import BayesianModule
-from byov.posterior.layers import layer_statistics
+from byov.posterior.layer_statistics import layer_statistics
 from byov.train.journal import Journal
 
 RECORDS = 100

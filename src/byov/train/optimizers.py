@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.adam import adam as adam_step
 
 from byov.posterior.factor import Factor
 from byov.posterior.layout import occurrences
@@ -170,109 +169,66 @@ def _adapt(group: Group, updates: list[Tensor | None]) -> None:
         torch._foreach_mul_(pieces, trust.unbind())
 
 
-class _AdamW(torch.optim.AdamW):
-    """AdamW that decays regular segments only: w ← (1 − lr·λ)w, then Adam's step."""
+class _SegmentDecay(Optimizer):
+    """One of torch's optimizers that decays regular segments only, and leaves groups marked `by_adam` to Adam.
+
+    Decay is coupled, an L2 penalty whose gradient λw is added to g, or `decoupled`: w ← (1 − lr·λ)w before the step.
+    The gradients themselves are left as they were.
+    """
+
+    decoupled = False
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options)
-        self._step_supports_amp_scaling = False  # else a step that the scaler skips would decay all the same
+        self._step_supports_amp_scaling = False  # else a skipped step would decay, and a penalty meet a scaled gradient
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _evaluate(closure)
-        for group in self.param_groups:
-            weights = _regular_segments(group, _with_gradient(group)) if group["decay"] else []
-            if weights:
-                torch._foreach_mul_(weights, 1.0 - group["lr"] * group["decay"])
-        # Unwrapped: torch runs the step's hooks around this method already.
-        unwrap(torch.optim.AdamW.step)(self)
+        groups = self.param_groups
+        decayed = [group for group in groups if group["decay"]]
+        gradients = [(p, p.grad) for group in decayed for p in group["params"]]
+        try:
+            for group in decayed:
+                self._decay(group)
+            self.param_groups = [group for group in groups if not group.get("by_adam")]
+            unwrap(super().step)(self)  # unwrapped: torch runs the step's hooks around this method already
+        finally:
+            self.param_groups = groups
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+        for group in groups:
+            if group.get("by_adam"):
+                _move_by_adam(self, group)
         return loss
 
-
-class _Adam(torch.optim.Adam):
-    """Adam whose L2 penalty, g + λw, is on regular segments only."""
-
-    def __init__(self, params: Iterable[Any], **options: Any) -> None:
-        super().__init__(params, **options)
-        self._step_supports_amp_scaling = False  # else the penalty would be added to a scaled gradient
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        return _coupled_step(self, unwrap(torch.optim.Adam.step), closure)
+    def _decay(self, group: Group) -> None:
+        if not self.decoupled:
+            for parameter, gradient in zip(group["params"], _decayed_gradients(group), strict=True):
+                parameter.grad = gradient
+        elif weights := _regular_segments(group, _with_gradient(group)):
+            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["decay"])
 
 
-class _SGD(torch.optim.SGD):
-    """SGD whose L2 penalty, g + λw, is on regular segments only, and which leaves groups marked `by_adam` to Adam."""
-
-    def __init__(self, params: Iterable[Any], **options: Any) -> None:
-        super().__init__(params, **options)
-        self._step_supports_amp_scaling = False
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        return _coupled_step(self, _sgd_step, closure)
+class _AdamW(_SegmentDecay, torch.optim.AdamW):
+    decoupled = True
 
 
-def _sgd_step(optimizer: Optimizer) -> None:
-    groups = optimizer.param_groups
-    try:
-        optimizer.param_groups = [group for group in groups if not group.get("by_adam")]
-        unwrap(torch.optim.SGD.step)(optimizer)
-    finally:
-        optimizer.param_groups = groups
-    for group in groups:
-        if group.get("by_adam"):
-            _move_by_adam(optimizer, group)
+class _Adam(_SegmentDecay, torch.optim.Adam): ...
+
+
+class _SGD(_SegmentDecay, torch.optim.SGD): ...
 
 
 def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
-    """Adam's step at its defaults on one group of another optimizer, whose state it shares."""
-    params = [p for p in group["params"] if p.grad is not None]
-    for parameter in params:
-        if not optimizer.state[parameter]:
-            optimizer.state[parameter] |= {
-                "step": torch.zeros((), device=parameter.device, dtype=torch.float32),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    states = [optimizer.state[p] for p in params]
-    for parameter, state in zip(params, states, strict=True):
+    """Take Adam's step at its defaults on one group of another optimizer, whose state it shares."""
+    adam = torch.optim.Adam(group["params"], lr=group["lr"], fused=_fused(group["params"]))
+    adam.state = optimizer.state
+    for parameter in group["params"]:
         # A loaded state has it where the file was read: torch moves it only for optimizers that it knows to be fused.
-        state["step"] = state["step"].to(parameter.device)
-    fused = all(p.device.type in ("cuda", "cpu") for p in params)
-    adam_step(
-        params,
-        [p.grad for p in params],
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [state["step"] for state in states],
-        foreach=False,
-        fused=fused,
-        amsgrad=False,
-        beta1=0.9,
-        beta2=0.999,
-        lr=group["lr"],
-        weight_decay=0.0,
-        eps=1e-8,
-        maximize=False,
-    )
-
-
-def _coupled_step(optimizer: Optimizer, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
-    """One step on g + λw; the gradients themselves are left as they were."""
-    loss = _evaluate(closure)
-    decayed = [group for group in optimizer.param_groups if group["decay"]]
-    kept = [(p, p.grad) for group in decayed for p in group["params"]]
-    try:
-        for group in decayed:
-            for parameter, gradient in zip(group["params"], _decayed_gradients(group), strict=True):
-                parameter.grad = gradient
-        step(optimizer)
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
-    return loss
+        if "step" in (state := optimizer.state.get(parameter, {})):
+            state["step"] = state["step"].to(parameter.device)
+    adam.step()
 
 
 def _evaluate(closure: Callable[[], Any] | None) -> Any:
@@ -280,74 +236,6 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def adamw(
-    model: nn.Module,
-    lr: float,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    fused: bool | None = None,
-    decay: Decay = "weights",
-) -> torch.optim.AdamW:
-    """AdamW with decoupled decay of weights, or of biases and norms too; never of log-variances."""
-    _check(lr=lr, weight_decay=weight_decay)
-    kind = _AdamW if weight_decay else torch.optim.AdamW
-    groups = parameter_groups(model, weight_decay, decay)
-    return kind(groups, lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
-
-
-def adam(
-    model: nn.Module,
-    lr: float,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    fused: bool | None = None,
-    decay: Decay = "weights",
-) -> torch.optim.Adam:
-    """Adam with an L2 penalty on weights, or on biases and norms too; never on log-variances."""
-    _check(lr=lr, weight_decay=weight_decay)
-    kind = _Adam if weight_decay else torch.optim.Adam
-    groups = parameter_groups(model, weight_decay, decay)
-    return kind(groups, lr=lr, betas=betas, weight_decay=0.0, fused=_fused(model, fused))
-
-
-def sgd(
-    model: nn.Module,
-    lr: float,
-    weight_decay: float = 0.0,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    fused: bool | None = None,
-    log_var: LogVar = "same",
-    decay: Decay = "weights",
-) -> torch.optim.SGD:
-    """SGD with momentum and an L2 penalty on weights, or on biases and norms too; never on log-variances."""
-    _check(lr=lr, weight_decay=weight_decay, momentum=momentum)
-    if nesterov and momentum == 0:
-        raise ValueError("An optimizer with Nesterov's momentum needs a momentum above 0.")
-    groups = _marked(parameter_groups(model, weight_decay, decay), log_var)
-    kind = _SGD if weight_decay or log_var == "adam" else torch.optim.SGD
-    return kind(groups, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=0.0, fused=_fused(model, fused))
-
-
-def lars(
-    model: nn.Module,
-    lr: float,
-    weight_decay: float = 0.0,
-    momentum: float = 0.9,
-    eta: float = 1e-3,
-    log_var: LogVar = "same",
-) -> LARS:
-    """LARS over the layers' tensors, also where a posterior holds many of them in one."""
-    _check(lr=lr, weight_decay=weight_decay, momentum=momentum, eta=eta)
-    return LARS(_marked(parameter_groups(model, weight_decay), log_var), lr, momentum, eta)
-
-
-def _marked(groups: list[Group], log_var: LogVar) -> list[Group]:
-    if log_var not in get_args(LogVar):
-        raise ValueError(f"An optimizer's log_var is 'same' or 'adam', not {log_var!r}.")
-    return [group | {"by_adam": log_var == "adam" and group["role"] == "log_var"} for group in groups]
 
 
 def build_optimizer(
@@ -363,29 +251,39 @@ def build_optimizer(
     log_var: LogVar = "same",
     decay: Decay = "weights",
 ) -> Optimizer:
-    """An optimizer by name.
+    """Build an optimizer by name; torch's own where nothing is decayed and no group is left to Adam.
 
-    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`; all
-    but `lars`, which decays what it adapts, take `decay`.
+    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`. The
+    decay of `adamw` is decoupled, that of the others an L2 penalty. All but `lars`, which decays what it adapts, take
+    `decay`: of weights only, or of biases and norms too; log-variances are never decayed.
     """
-    if name == "adamw":
-        return adamw(model, lr, weight_decay, betas, decay=decay)
-    if name == "adam":
-        return adam(model, lr, weight_decay, betas, decay=decay)
-    if name == "sgd":
-        return sgd(model, lr, weight_decay, momentum, nesterov, log_var=log_var, decay=decay)
+    if name not in get_args(Name):
+        raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
+    _check(lr=lr, weight_decay=weight_decay, momentum=momentum, eta=eta)
+    if log_var not in get_args(LogVar):
+        raise ValueError(f"An optimizer's log_var is 'same' or 'adam', not {log_var!r}.")
+    groups = parameter_groups(model, weight_decay, decay)
+    if name in ("adamw", "adam"):
+        options: Group = {"lr": lr, "betas": betas, "weight_decay": 0.0, "fused": _fused(model.parameters())}
+        if name == "adamw":
+            return (_AdamW if weight_decay else torch.optim.AdamW)(groups, **options)
+        return (_Adam if weight_decay else torch.optim.Adam)(groups, **options)
+    for group in groups:
+        group["by_adam"] = log_var == "adam" and group["role"] == "log_var"
     if name == "lars":
         if decay != "weights":
             raise ValueError("An optimizer that decays 'all' is not LARS: it decays what it adapts, which is weights.")
-        return lars(model, lr, weight_decay, momentum, eta, log_var)
-    raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
+        return LARS(groups, lr, momentum, eta)
+    if nesterov and momentum == 0:
+        raise ValueError("An optimizer with Nesterov's momentum needs a momentum above 0.")
+    options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.0}
+    kind = _SGD if weight_decay or log_var == "adam" else torch.optim.SGD
+    return kind(groups, **options, fused=_fused(model.parameters()))
 
 
-def _fused(model: nn.Module, fused: bool | None) -> bool | None:
-    """One pass over each flat tensor where torch has a kernel for it: ten times as fast on a CPU as its default."""
-    if fused is not None:
-        return fused
-    trained = [p for p in model.parameters() if p.requires_grad]
+def _fused(parameters: Iterable[Tensor]) -> bool | None:
+    """Ask for one pass over each flat tensor where torch has a kernel for it: ten times as fast on a CPU."""
+    trained = [p for p in parameters if p.requires_grad]
     return True if all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in trained) else None
 
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
-from byov.models.entry import resolve
+from byov.models.registry import resolve
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
 from byov.posterior.factor import Factor
 from byov.train.before_norm import add_gates

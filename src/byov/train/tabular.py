@@ -19,7 +19,7 @@ from byov.data import Batch
 from byov.data.config import Like
 from byov.data.tables import Rows, Table, table, training_rows, uci
 from byov.models import regression_mlp
-from byov.models.entry import resolve
+from byov.models.registry import resolve
 from byov.posterior import kl_scale
 from byov.train.config import from_dict
 from byov.train.families import FamilyConfig

@@ -16,21 +16,10 @@ from byov.data.shift import Shift, find
 CORRUPTIONS: dict[str, Shift] = {
     corruption.name: corruption
     for corruption in (
-        gaussian_noise,
-        shot_noise,
-        impulse_noise,
-        defocus_blur,
-        glass_blur,
-        motion_blur,
-        zoom_blur,
-        snow,
-        frost,
-        fog,
-        brightness,
-        contrast,
-        elastic_transform,
-        pixelate,
-        jpeg_compression,
+        *(gaussian_noise, shot_noise, impulse_noise),
+        *(defocus_blur, glass_blur, motion_blur, zoom_blur),
+        *(snow, frost, fog, brightness),
+        *(contrast, elastic_transform, pixelate, jpeg_compression),
     )
 }
 """The corruptions by name, in ImageNet-C's order."""
@@ -44,7 +33,7 @@ def corrupt(
     *,
     table: str | None = None,
 ) -> Tensor:
-    """The images under the corruption `name` at a severity from 1 to 5.
+    """Return the images under the corruption `name` at a severity from 1 to 5.
 
     Images are floating point (N, 1 or 3, H, W) in [0, 1]; so is the result, with the same dtype and device. All chance
     comes from `generator` (torch's default one if None). `table`, "imagenet" or "cifar", overrides the choice by size.

@@ -1,11 +1,12 @@
 """The digital ones: contrast, elastic transform, pixelation and JPEG."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from byov.data.geometry import affine, box_resize, pixel_grid, smooth_displacement, warp
-from byov.data.jpeg import jpeg
-from byov.data.shift import shift, uniform
+from byov.data import image_ops
+from byov.data.shift import shift, smooth_noise, uniform
 
 
 @shift(imagenet=(0.4, 0.3, 0.2, 0.1, 0.05), cifar=(0.75, 0.5, 0.4, 0.3, 0.15))
@@ -39,16 +40,14 @@ def elastic_transform(
     times α. The original is written for 224 and 32 pixels only.
     """
     side = min(images.shape[-2:])
-    moved = affine(images, jittered_affine(images, jitter * side, generator), "reflect")
+    moved = image_ops.affine(images, jittered_affine(images, jitter * side, generator), "reflect")
     if alpha == 0.0:
         return moved
-    down, right = smooth_displacement(images, sigma * side, generator)
-    rows, columns = pixel_grid(images)
-    return warp(moved, rows + alpha * side * down, columns + alpha * side * right, "symmetric")
+    return image_ops.displace(moved, alpha * side * smooth_noise(images, sigma * side, generator))
 
 
 def jittered_affine(images: Tensor, amplitude: float, generator: torch.Generator | None) -> Tensor:
-    """The map (N, 2, 3) from result to source that takes three jittered points back to where they were."""
+    """Return the map (N, 2, 3) from result to source that takes three jittered points back to where they were."""
     count, _, height, width = images.shape
     reach = min(height, width) // 3
     # OpenCV reads points as (x, y), the original makes them from (height, width): for square images it is the same.
@@ -71,7 +70,37 @@ def pixelate(images: Tensor, generator: torch.Generator | None, factor: float) -
     return box_resize(small, height, width)
 
 
+def box_taps(length: int, resized: int) -> tuple[Tensor, Tensor]:
+    """Return sources and weights (resized, taps) of Pillow's BOX filter, which counts whole pixels only."""
+    scale = length / resized
+    support = 0.5 * max(scale, 1.0)
+    centres = (torch.arange(resized, dtype=torch.float64) + 0.5) * scale
+    first = (centres - support + 0.5).floor().clamp(min=0)
+    last = (centres + support + 0.5).floor().clamp(max=length)
+    sources = first[:, None] + torch.arange(math.ceil(2 * support) + 1)
+    distance = (sources - centres[:, None] + 0.5) / max(scale, 1.0)
+    weights = ((sources < last[:, None]) & (distance > -0.5) & (distance <= 0.5)).double()
+    used = weights.sum(0) > 0
+    return sources.clamp(max=length - 1).long()[:, used], (weights / weights.sum(1, keepdim=True))[:, used]
+
+
+def box_resize(images: Tensor, height: int, width: int) -> Tensor:
+    """Resize with Pillow's BOX filter, up or down."""
+    for dim, resized in ((-1, width), (-2, height)):
+        sources, weights = box_taps(images.shape[dim], resized)
+        sources = sources.to(images.device)
+        shape = (-1, 1) if dim == -2 else (-1,)
+        total = torch.zeros(())
+        for tap in range(sources.shape[1]):
+            part = images.index_select(dim, sources[:, tap])
+            if bool((weights[:, tap] != 1.0).any()):
+                part = part * weights[:, tap].to(images).view(shape)
+            total = part if tap == 0 else total + part
+        images = total
+    return images
+
+
 @shift(imagenet=(25, 18, 15, 10, 7), cifar=(80, 65, 58, 50, 40))
 def jpeg_compression(images: Tensor, generator: torch.Generator | None, quality: int) -> Tensor:
     """JPEG at the given quality. Nothing is random."""
-    return jpeg(images, quality)
+    return image_ops.jpeg(images, quality)

@@ -1,14 +1,12 @@
 """The weather: snow, frost, fog and brightness."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from byov.data import filters
-from byov.data.colour import add_value, luma
-from byov.data.corruptions.frost_texture import frost_texture
-from byov.data.corruptions.plasma import plasma
-from byov.data.geometry import enlarge, zoom_crop
-from byov.data.shift import normal, shift, uniform
+from byov.data import image_ops
+from byov.data.image_ops import enlarge, luma, zoom_crop
+from byov.data.shift import integers, normal, shift, uniform
 
 
 @shift(
@@ -46,7 +44,7 @@ def snow(
     flakes = enlarge(flakes, zoom, height, width)
     flakes = flakes.masked_fill(flakes < threshold, 0.0).clamp_(0.0, 1.0)
     angles = uniform((count,), -135.0, -45.0, images, generator)
-    layer = filters.motion_blur(flakes, radius, sigma, angles).mul_(255.0).round_().div_(255.0)
+    layer = image_ops.motion_blur(flakes, radius, sigma, angles).mul_(255.0).round_().div_(255.0)
     whitened = torch.maximum(images, luma(images) * 1.5 + 0.5)
     return torch.lerp(whitened, images, keep) + (layer + layer.flip(-2, -1))
 
@@ -62,6 +60,71 @@ def frost(images: Tensor, generator: torch.Generator | None, keep: float, weight
     return keep * images + weight * (texture if channels == 3 else luma(texture))
 
 
+# Mean colour over the crops of each photograph, and the standard deviation of its channels within a crop.
+_COLOURS = (
+    (0.305, 0.581, 0.645),
+    (0.775, 0.792, 0.828),
+    (0.775, 0.792, 0.828),
+    (0.566, 0.624, 0.674),
+    (0.395, 0.440, 0.486),
+)
+_SPREADS = (
+    (0.094, 0.056, 0.053),
+    (0.076, 0.079, 0.082),
+    (0.076, 0.079, 0.082),
+    (0.102, 0.102, 0.107),
+    (0.141, 0.140, 0.137),
+)
+_BETWEEN = 0.35  # standard deviation of a crop's mean, in units of the spread within it
+
+
+def frost_texture(
+    count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Generate textures (count, 3, height, width), about in [0, 1], in the dtype and on the device of `like`.
+
+    Ice needles grow along a few directions out of scattered seeds, over clouds of all sizes. Colour, spread within a
+    crop and spread between crops are those of the five photographs that the original draws from with equal probability.
+    """
+    pattern = 0.6 * _standardised(needles(count, height, width, like, generator))
+    pattern += 0.8 * _standardised(clouds(count, height, width, like, generator))
+    pattern = _standardised(pattern) + _BETWEEN * normal((count, 1, 1, 1), like, generator)
+    photograph = integers((count,), 0, len(_COLOURS), like, generator)
+    colours, spreads = (torch.tensor(rows, dtype=like.dtype, device=like.device) for rows in (_COLOURS, _SPREADS))
+    return colours[photograph][:, :, None, None] + spreads[photograph][:, :, None, None] * pattern
+
+
+def needles(count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw bright seeds out along three directions for each image; where needles cross, the brighter one is on top."""
+    length = max(1, min(height, width) // 20)
+    directions = 3
+    margin = 2 * length  # needles grow into the image from outside
+    canvas = (directions * count, 1, height + 2 * margin, width + 2 * margin)
+    seeds = normal(canvas, like, generator).sub_(1.0).clamp_(min=0.0)
+    angles = uniform((directions * count,), 0.0, 360.0, like, generator)
+    drawn_out = image_ops.motion_blur(seeds, length, float(length), angles)
+    drawn_out = drawn_out[..., margin : margin + height, margin : margin + width]
+    return drawn_out.reshape(directions, count, 1, height, width).amax(dim=0)
+
+
+def clouds(count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Sum noise at every octave, from single pixels to half the image, weighted by the cell's side to the power 0.4."""
+    total = normal((count, 1, height, width), like, generator)
+    cell = 2
+    while cell <= min(height, width) // 2:
+        grid = normal((count, 1, -(-height // cell) + 1, -(-width // cell) + 1), like, generator)
+        layer = F.interpolate(grid, size=(height, width), mode="bilinear", align_corners=True)
+        total.add_(layer, alpha=cell**0.4)
+        cell *= 2
+    return total
+
+
+def _standardised(pattern: Tensor) -> Tensor:
+    """Give every image mean 0 and standard deviation 1."""
+    centred = pattern - pattern.mean(dim=(1, 2, 3), keepdim=True)
+    return centred / centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp(min=1e-6)
+
+
 @shift(
     imagenet=((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
@@ -74,7 +137,38 @@ def fog(images: Tensor, generator: torch.Generator | None, density: float, decay
     return torch.add(images, cloud, alpha=density) * (highest / (highest + density))
 
 
+def plasma(count: int, side: int, decay: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Generate periodic height maps (count, S, S) from 0 to 1, S the power of two that is at least `side`.
+
+    Each round halves the step: the centre of every square, then of every diamond, becomes the mean of its four corners
+    plus w·U(−w, w), and w, at first 100, is divided by `decay`.
+    """
+    size = max(2, 1 << (side - 1).bit_length())
+    heights = torch.zeros(count, size, size, dtype=like.dtype, device=like.device)
+    step, wobble = size, 100.0
+    while step >= 2:
+        half = step // 2
+
+        def wobbled(total: Tensor, amplitude: float = wobble**2) -> Tensor:
+            return total.mul_(0.25).add_(uniform(total.shape, -amplitude, amplitude, like, generator))
+
+        corners = heights[:, ::step, ::step]
+        above = corners + corners.roll(-1, dims=1)
+        centres = wobbled(above + above.roll(-1, dims=2))
+        heights[:, half::step, half::step] = centres
+        heights[:, ::step, half::step] = wobbled(centres + centres.roll(1, dims=1) + corners + corners.roll(-1, dims=2))
+        heights[:, half::step, ::step] = wobbled(centres + centres.roll(1, dims=2) + above)
+        step, wobble = half, wobble / decay
+    lowest, highest = heights.amin(dim=(1, 2), keepdim=True), heights.amax(dim=(1, 2), keepdim=True)
+    return (heights - lowest) / (highest - lowest)
+
+
 @shift(imagenet=(0.1, 0.2, 0.3, 0.4, 0.5), cifar=(0.05, 0.1, 0.15, 0.2, 0.3))
 def brightness(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
-    """V + amount in HSV: bright daylight. Nothing is random."""
-    return add_value(images, amount)
+    """Add to V of HSV, keeping hue and saturation: bright daylight. Nothing is random.
+
+    RGB is V times a function of hue and saturation, so the sum is a scaling by V'/V; black has no hue and becomes grey.
+    """
+    value = images.amax(dim=1, keepdim=True)
+    raised = (value + amount).clamp(0.0, 1.0)
+    return torch.where(value > 0, images * (raised / value.clamp(min=1e-12)), raised)

@@ -1,11 +1,11 @@
 """The metrics as pure functions of tensors.
 
-`probs` is (N, C) on the simplex, usually the mean over draws of the posterior predictive, never the mean of per-draw
-metrics; `labels` is (N,) of an integer dtype. Everything is computed and returned in float64, on the device of its
-input. Bad input is refused with a `ValueError` that says what is wrong in one sentence.
+`probs` is (N, C), each row on the simplex, usually the mean over draws of the posterior predictive, never the mean of
+per-draw metrics; `labels` is (N,), integers in 0..C−1 of any integer dtype. Everything is computed and returned in
+float64, on the device of its input; a number over all samples is a scalar tensor. Bad input is refused with a
+`ValueError` that says what is wrong in one sentence.
 """
 
-from byov.metrics.functional.brier import BrierParts, brier_decomposition, brier_score
 from byov.metrics.functional.calibration import (
     ReliabilityBins,
     adaptive_calibration_error,
@@ -19,11 +19,25 @@ from byov.metrics.functional.corruption import (
     relative_corruption_error,
     relative_mean_corruption_error,
 )
-from byov.metrics.functional.ood import fpr95, fpr_at_tpr, ood_auroc
-from byov.metrics.functional.regression import log_predictive_density, rmse
-from byov.metrics.functional.scores import accuracy, nll
-from byov.metrics.functional.selective import RiskCoverageCurve, aurc, risk_coverage
-from byov.metrics.functional.uncertainty import entropy, mutual_information
+from byov.metrics.functional.scores import (
+    BrierParts,
+    accuracy,
+    brier_decomposition,
+    brier_score,
+    log_predictive_density,
+    nll,
+    rmse,
+)
+from byov.metrics.functional.uncertainty import (
+    RiskCoverageCurve,
+    aurc,
+    entropy,
+    fpr95,
+    fpr_at_tpr,
+    mutual_information,
+    ood_auroc,
+    risk_coverage,
+)
 
 __all__ = [
     "BrierParts",

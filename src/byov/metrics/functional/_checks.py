@@ -1,4 +1,4 @@
-"""What every metric asks of its input, one sentence per refusal.
+"""Check the input of every metric, with one sentence per refusal.
 
 A check moves all it needs to know of its tensor to the host at once: on an accelerator, one synchronisation for the
 forecasts and one for the labels.
@@ -86,16 +86,6 @@ def check_finite(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def check_same_shape(prediction: Tensor, target: Tensor) -> None:
-    """Refuse two real tensors that differ in shape, before broadcasting hides it."""
-    check_real(prediction, "prediction")
-    check_real(target, "target")
-    if prediction.shape != target.shape:
-        raise ValueError(
-            f"prediction and target must have the same shape, got {tuple(prediction.shape)} and {tuple(target.shape)}."
-        )
-
-
 def check_whole(value: int, name: str, least: int = 1) -> None:
     """Refuse a setting that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -118,5 +108,5 @@ def _check_class_axis(probs: Tensor, dims: int, name: str) -> None:
 
 
 def _tolerance(probs: Tensor) -> float:
-    """How far a row may miss one: 1e−3, or four units of the last place of a half-precision type."""
+    """Return how far a row may miss one: 1e−3, or four units of the last place of a half-precision type."""
     return max(1e-3, 4 * torch.finfo(probs.dtype).eps)

@@ -1,7 +1,7 @@
 """Is a confidence of 0.8 right eight times out of ten? Calibration errors and the reliability diagram.
 
 All of them look at the top label: confidence is max_c p(c), and correct means that the label is that class. Samples
-are put in bins B_r, and each bin compares its mean confidence with its accuracy.
+are put in B bins B_r, and each bin compares its mean confidence with its accuracy.
 """
 
 from math import pi
@@ -29,7 +29,7 @@ class ReliabilityBins(NamedTuple):
 
 
 def calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm = "l1", min_count: int = 0) -> Tensor:
-    """Expected (`norm="l1"`) or maximum (`norm="max"`) calibration error with equal-width bins.
+    """Return the expected (`norm="l1"`) or maximum (`norm="max"`) calibration error with equal-width bins.
 
         ECE = Σ_r |B_r|/n · |accuracy(B_r) − confidence(B_r)|,    MCE = max_r |accuracy(B_r) − confidence(B_r)|
 
@@ -38,64 +38,39 @@ def calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm 
 
     Bins with fewer than `min_count` samples are removed. The weights of the others stay |B_r|/n with n the number of
     *all* samples, as the patching paper (D.2) writes them: they are not renormalised, and a removed bin counts as if it
-    were calibrated. Its protocol, 20 bins and those with at most 5 samples removed, is `bins=20, min_count=6`.
-
-    Args:
-        probs: (N, C), each row on the simplex.
-        labels: (N,), integers in 0..C−1.
-        bins: B, at least 1.
-        norm: `"l1"` or `"max"`.
-        min_count: the fewest samples a bin may have; if no bin has as many, that is an error and not a zero.
-
-    Returns:
-        A float64 scalar in 0..1.
+    were calibrated. If no bin is left, that is an error and not a zero. The paper's protocol, 20 bins and those with at
+    most 5 samples removed, is `bins=20, min_count=6`.
 
     Example:
-        >>> import torch
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
         >>> labels = torch.tensor([0, 1, 1, 1])
-        >>> round(calibration_error(probs, labels, bins=2).item(), 6)  # |3/4 − 0.75|
-        0.0
         >>> round(calibration_error(probs, labels, bins=10).item(), 6)  # (0.1 + 0.8 + 0.3 + 0.4) / 4
         0.4
         >>> round(calibration_error(probs, labels, bins=10, norm="max").item(), 6)
         0.8
     """
-    labels = check_classification(probs, labels)
     check_bins(bins, norm, min_count)
-    confidence, correct = top_label(probs, labels)
-    return error_of_bins(bin_sums(confidence, correct, equal_width(confidence, bins), bins), norm, min_count)
+    return error_of_bins(top_label_sums(probs, labels, bins), norm, min_count)
 
 
 def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm = "l1") -> Tensor:
-    """Calibration error with equal-mass bins: each holds n/B samples, to within one, in order of confidence.
+    """Return the calibration error with equal-mass bins: each holds n/B samples, to within one, by confidence.
 
     The last confidence of bin r is the ⌈rn/B⌉-th smallest of all. Equal confidences stay together in the lowest bin
     that reaches them, so the result does not depend on the order of the samples; bins left empty are skipped.
 
-    Args:
-        probs: (N, C), each row on the simplex.
-        labels: (N,), integers in 0..C−1.
-        bins: B, at least 1.
-        norm: `"l1"` or `"max"`, as in `calibration_error`.
-
-    Returns:
-        A float64 scalar in 0..1.
-
     Example:
-        >>> import torch
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
         >>> labels = torch.tensor([0, 1, 1, 1])
         >>> round(adaptive_calibration_error(probs, labels, bins=2).item(), 6)  # (|1 − 0.65| + |0.5 − 0.85|) / 2
         0.35
     """
-    labels = check_classification(probs, labels)
     check_bins(bins, norm)
     return adaptive_error(*top_label(probs, labels), bins, norm)
 
 
 def calibration_floor(probs: Tensor, bins: int = 15) -> Tensor:
-    """The `calibration_error` that a perfectly calibrated model with these confidences reads on average.
+    """Return the `calibration_error` that a perfectly calibrated model with these confidences reads on average.
 
         Σ_r √(2/π · Σ_{i in B_r} cᵢ (1 − cᵢ)) / n
 
@@ -104,81 +79,69 @@ def calibration_floor(probs: Tensor, bins: int = 15) -> Tensor:
     error or more, too large where it expects fewer. An ECE near its floor is no sign of miscalibration, and none can be
     expected to lie below.
 
-    Args:
-        probs: (N, C), each row on the simplex.
-        bins: B, at least 1.
-
-    Returns:
-        A float64 scalar in 0..1.
-
     Example:
-        >>> import torch
         >>> probs = torch.tensor([[0.8, 0.2]]).expand(10_000, 2)
         >>> round(calibration_floor(probs).item(), 6)  # √(2/π · 0.16 / 10,000)
         0.003192
     """
-    check_probs(probs)
     check_bins(bins)
-    confidence = probs.max(1).values
-    return floor_of_bins(bin_variances(confidence, bins), len(confidence))
+    return floor_of_bins(bin_variances(probs, bins), len(probs))
 
 
 def reliability_diagram(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityBins:
-    """Count, mean confidence and accuracy of each equal-width bin of `calibration_error`.
-
-    Args:
-        probs: (N, C), each row on the simplex.
-        labels: (N,), integers in 0..C−1.
-        bins: B, at least 1.
-
-    Returns:
-        `ReliabilityBins`, all in float64.
+    """Return count, mean confidence and accuracy of each equal-width bin of `calibration_error`.
 
     Example:
-        >>> import torch
         >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
         >>> diagram = reliability_diagram(probs, torch.tensor([0, 1, 1]), bins=4)
         >>> diagram.count.tolist(), diagram.accuracy.tolist()
         ([0.0, 0.0, 2.0, 1.0], [nan, nan, 0.5, 1.0])
     """
-    labels = check_classification(probs, labels)
     check_bins(bins)
-    confidence, correct = top_label(probs, labels)
-    return diagram_of_bins(bin_sums(confidence, correct, equal_width(confidence, bins), bins))
+    return diagram_of_bins(top_label_sums(probs, labels, bins))
 
 
 def top_label(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Confidence in the most probable class, and whether the label is that class."""
+    """Return the confidence in the most probable class, and whether the label is that class."""
+    labels = check_classification(probs, labels)
     confidence, predicted = probs.max(1)
     return confidence, predicted == labels
 
 
+def top_label_sums(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
+    """Return `bin_sums` of the top label in equal-width bins."""
+    confidence, correct = top_label(probs, labels)
+    return bin_sums(confidence, correct, equal_width(confidence, bins), bins)
+
+
 def equal_width(confidence: Tensor, bins: int) -> Tensor:
-    """Index 0..B−1 of the left-open bin of each confidence; rounding above one stays in the last."""
+    """Return the index 0..B−1 of the left-open bin of each confidence; rounding above one stays in the last."""
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     return torch.bucketize(confidence, edges.to(confidence.dtype))
 
 
 def bin_sums(confidence: Tensor, correct: Tensor, index: Tensor, bins: int) -> Tensor:
-    """The sufficient statistics (3, B): how many samples each bin has, their confidences and their hits, summed."""
+    """Return the sufficient statistics (3, B): each bin's number of samples, their confidences and hits, summed."""
     confidence = confidence.double()
     samples = torch.stack([torch.ones_like(confidence), confidence, correct.double()])
     return samples.new_zeros(3, bins).index_add_(1, index, samples)
 
 
-def bin_variances(confidence: Tensor, bins: int) -> Tensor:
-    """(B,): Σ c (1 − c) over the confidences of each equal-width bin."""
+def bin_variances(probs: Tensor, bins: int) -> Tensor:
+    """Return Σ c (1 − c) over the confidences of each equal-width bin, (B,)."""
+    check_probs(probs)
+    confidence = probs.max(1).values
     exact = confidence.double().clamp(max=1.0)
     return exact.new_zeros(bins).index_add_(0, equal_width(confidence, bins), exact * (1 - exact))
 
 
 def floor_of_bins(variances: Tensor, count: Tensor | int) -> Tensor:
-    """`calibration_floor` from the sums of `bin_variances`: E|x| of a normal x is √(2/π) times its deviation."""
+    """Compute `calibration_floor` from `bin_variances`: E|x| of a normal x is √(2/π) times its deviation."""
     return (variances * 2 / pi).sqrt().sum() / count
 
 
 def error_of_bins(sums: Tensor, norm: Norm, min_count: int = 0) -> Tensor:
-    """Calibration error from the sums of `bin_sums`."""
+    """Compute the calibration error from `bin_sums`."""
     count, confidence, correct = sums
     kept = count >= max(min_count, 1)
     if not bool(kept.any()):
@@ -188,7 +151,7 @@ def error_of_bins(sums: Tensor, norm: Norm, min_count: int = 0) -> Tensor:
 
 
 def adaptive_error(confidence: Tensor, correct: Tensor, bins: int, norm: Norm) -> Tensor:
-    """`adaptive_calibration_error` of confidences and hits."""
+    """Compute `adaptive_calibration_error` from confidences and hits."""
     ordered = confidence.sort().values
     last = -(-torch.arange(1, bins, device=ordered.device) * len(ordered) // bins) - 1
     index = torch.bucketize(confidence, ordered[last])
@@ -196,10 +159,9 @@ def adaptive_error(confidence: Tensor, correct: Tensor, bins: int, norm: Norm) -
 
 
 def diagram_of_bins(sums: Tensor) -> ReliabilityBins:
-    """The reliability diagram of the sums of `bin_sums`."""
+    """Compute the reliability diagram from `bin_sums`."""
     count, confidence, correct = sums
-    bins = len(count)
-    edges = torch.arange(bins + 1, dtype=sums.dtype, device=sums.device) / bins
+    edges = torch.arange(len(count) + 1, dtype=sums.dtype, device=sums.device) / len(count)
     return ReliabilityBins(edges, count, confidence / count, correct / count)
 
 

@@ -1,7 +1,8 @@
 """Corruption errors: how much a model suffers from corrupted inputs, in per cent of what a baseline suffers.
 
 Errors are top-1 errors, a mapping from the corruption's name to its errors at severities 1, 2, …; fractions or per
-cent, but the same throughout. E_c is their sum over severities, 100 is the baseline itself, and less is better.
+cent, but the same throughout, and the same corruptions and severities for the model and its baseline (the vanilla
+network). E_c is their sum over severities, 100 is the baseline itself, and less is better.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +18,7 @@ Denominator = Literal["baseline", "own"]
 
 
 def corruption_error(errors: Errors, baseline: Errors) -> dict[str, Tensor]:
-    """CE_c = 100 · E_c / E_c(baseline) for each corruption c (patching paper, D.4).
-
-    Args:
-        errors: corruption → top-1 errors of the model, one per severity.
-        baseline: the same corruptions and severities for the baseline (the vanilla network).
-
-    Returns:
-        corruption → float64 scalar, in per cent, in the order of `errors`.
+    """Return CE_c = 100 · E_c / E_c(baseline) for each corruption c (patching paper, D.4), in the order of `errors`.
 
     Example:
         >>> ce = corruption_error({"fog": [0.1, 0.2], "snow": [0.3, 0.3]}, {"fog": [0.2, 0.4], "snow": [0.2, 0.2]})
@@ -36,14 +30,7 @@ def corruption_error(errors: Errors, baseline: Errors) -> dict[str, Tensor]:
 
 
 def mean_corruption_error(errors: Errors, baseline: Errors) -> Tensor:
-    """mCE, the mean of `corruption_error` over the corruptions, in per cent of the baseline.
-
-    Args:
-        errors: corruption → top-1 errors of the model, one per severity.
-        baseline: the same for the baseline.
-
-    Returns:
-        A float64 scalar.
+    """Return mCE, the mean of `corruption_error` over the corruptions.
 
     Example:
         >>> errors, baseline = {"fog": [0.1, 0.2], "snow": [0.3, 0.3]}, {"fog": [0.2, 0.4], "snow": [0.2, 0.2]}
@@ -56,31 +43,19 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> Tensor:
 def relative_corruption_error(
     errors: Errors, clean: float, baseline: Errors, baseline_clean: float, denominator: Denominator = "baseline"
 ) -> dict[str, Tensor]:
-    """What each corruption adds to the clean error, in per cent of what it adds to the baseline's.
+    """Return what each corruption adds to the clean error, in per cent of what it adds to the baseline's.
 
         rCE_c = 100 · Σ_s (E_{s,c} − E_clean) / Σ_s (E_{s,c}(baseline) − E_clean(baseline))
 
     as Hendrycks & Dietterich define it: the clean error is one number and is subtracted once per severity. The patching
-    paper (D.4) prints the model's own E_clean in the denominator too: `denominator="own"`. Say which was used.
-
-    Args:
-        errors: corruption → top-1 errors of the model, one per severity.
-        clean: the model's top-1 error on clean data.
-        baseline: the same corruptions and severities for the baseline.
-        baseline_clean: the baseline's top-1 error on clean data.
-        denominator: whose clean error stands in the denominator, `"baseline"` or `"own"`. If it leaves nothing (the
-            corruption does the baseline no harm), the ratio has no meaning and that is an error.
-
-    Returns:
-        corruption → float64 scalar, in per cent, in the order of `errors`.
+    paper (D.4) prints the model's own E_clean in the denominator too: `denominator="own"`. Say which was used. If the
+    denominator leaves nothing (the corruption does the baseline no harm), the ratio has no meaning and is refused.
 
     Example:
         >>> errors, baseline = {"fog": [0.2, 0.3]}, {"fog": [0.4, 0.6]}
-        >>> rce = relative_corruption_error(errors, 0.1, baseline, 0.2)
-        >>> round(rce["fog"].item(), 6)  # 0.3 / 0.6
+        >>> round(relative_corruption_error(errors, 0.1, baseline, 0.2)["fog"].item(), 6)  # 0.3 / 0.6
         50.0
-        >>> rce = relative_corruption_error(errors, 0.1, baseline, 0.2, denominator="own")
-        >>> round(rce["fog"].item(), 6)  # 0.3 / 0.8
+        >>> round(relative_corruption_error(errors, 0.1, baseline, 0.2, "own")["fog"].item(), 6)  # 0.3 / 0.8
         37.5
     """
     check_choice(denominator, "denominator", ("baseline", "own"))
@@ -93,17 +68,7 @@ def relative_corruption_error(
 def relative_mean_corruption_error(
     errors: Errors, clean: float, baseline: Errors, baseline_clean: float, denominator: Denominator = "baseline"
 ) -> Tensor:
-    """rmCE, the mean of `relative_corruption_error` over the corruptions, in per cent of the baseline.
-
-    Args:
-        errors: corruption → top-1 errors of the model, one per severity.
-        clean: the model's top-1 error on clean data.
-        baseline: the same corruptions and severities for the baseline.
-        baseline_clean: the baseline's top-1 error on clean data.
-        denominator: whose clean error stands in the denominator, `"baseline"` or `"own"`.
-
-    Returns:
-        A float64 scalar.
+    """Return rmCE, the mean of `relative_corruption_error` over the corruptions.
 
     Example:
         >>> errors, baseline = {"fog": [0.2, 0.3], "snow": [0.5, 0.5]}, {"fog": [0.4, 0.6], "snow": [0.6, 0.6]}
@@ -114,7 +79,7 @@ def relative_mean_corruption_error(
 
 
 def error_table(errors: Errors, name: str) -> dict[str, Tensor]:
-    """`errors` as float64 vectors, refusing what is not one or more finite, non-negative errors per corruption."""
+    """Return `errors` as float64 vectors, refusing what is not one or more finite, non-negative errors each."""
     if not isinstance(errors, Mapping):
         raise TypeError(f"{name} must be a mapping from corruption to errors, got {type(errors).__name__}.")
     if not errors:
@@ -129,10 +94,8 @@ def _severities(errors: Errors, baseline: Errors) -> tuple[dict[str, Tensor], di
         raise ValueError(f"errors and baseline must name the same corruptions, but only one of them has {odd}.")
     for name, values in model.items():
         if len(values) != len(reference[name]):
-            raise ValueError(
-                f"errors and baseline must have the same severities, got {len(values)} and {len(reference[name])} "
-                f"for {name!r}."
-            )
+            counts = f"{len(values)} and {len(reference[name])} for {name!r}"
+            raise ValueError(f"errors and baseline must have the same severities, got {counts}.")
     return model, reference
 
 

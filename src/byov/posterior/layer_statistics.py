@@ -1,8 +1,8 @@
-"""What q(θ) looks like, layer by layer: the mean and the maximum of σ and of |μ|/σ, from the flat tensors."""
+"""Statistics of q(θ) by layer: the mean and the maximum of σ and of |μ|/σ, from the flat tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from byov.posterior.module import BayesianModule
 
 
 class LayerStatistics(NamedTuple):
-    """The weights of one layer, that is of one module that owns parameters with a posterior.
+    """Statistics of one layer, that is of one module that owns parameters with a posterior.
 
     A weight whose σ is 0 (a bias under dropout, say) has no finite signal-to-noise ratio and counts for σ only; where
     a layer has no other weights, its ratios are None.
@@ -29,7 +29,7 @@ class LayerStatistics(NamedTuple):
 
 @torch.no_grad()
 def layer_statistics(model: BayesianModule) -> dict[str, LayerStatistics]:
-    """σ and |μ|/σ by the name of the layer, "" for parameters of the network itself; works for every family.
+    """Compute σ and |μ|/σ by the name of the layer, "" for parameters of the network itself; for every family.
 
     A few reductions over each factor's flat tensors and one copy to the host: nothing waits for the device in between.
     """
@@ -47,28 +47,22 @@ def layer_statistics(model: BayesianModule) -> dict[str, LayerStatistics]:
 
 
 def _joined(parts: list[list[float]], sizes: list[int]) -> LayerStatistics:
-    """One layer from the sums and maxima of its parameters."""
+    """Join the sums and maxima of one layer's parameters."""
     sigma, sigma_max, spread, snr, snr_max = zip(*parts, strict=True)
     ratios = (sum(snr) / sum(spread), max(snr_max)) if sum(spread) else (None, None)
     return LayerStatistics(sum(sizes), sum(sigma) / sum(sizes), max(sigma_max), *ratios)
 
 
 def _slots(factor: Factor) -> Tensor:
-    """For each parameter: Σσ, max σ, how many σ are above 0, Σ|μ|/σ and max |μ|/σ over those; (5, slots)."""
+    """Compute for each parameter Σσ, max σ, how many σ are above 0, Σ|μ|/σ and max |μ|/σ over those; (5, slots)."""
     mean, std = precise(factor.flat_mean()), precise(factor.flat_std())
-    sizes = factor.layout.sizes
     snr = mean.abs().div_(std).nan_to_num_(nan=0.0, posinf=0.0)
-    return torch.stack(
-        [_sum(std, sizes), _max(std, sizes), _sum(std.sign(), sizes), _sum(snr, sizes), _max(snr, sizes)]
-    )
 
+    def reduce(flat: Tensor, norm: float, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        # Nothing here is negative, so that a sum is a 1-norm and a maximum an ∞-norm: all parts in a few launches.
+        parts = flat.split(factor.layout.sizes)
+        return torch.stack(torch._foreach_norm(parts, norm) if flat.is_cuda else [plain(part) for part in parts])
 
-def _sum(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    parts = flat.split(sizes)
-    # Nothing here is negative, so that a sum is a 1-norm and a maximum an ∞-norm: all parts in a few launches.
-    return torch.stack(torch._foreach_norm(parts, 1) if flat.is_cuda else [part.sum() for part in parts])
-
-
-def _max(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    parts = flat.split(sizes)
-    return torch.stack(torch._foreach_norm(parts, torch.inf) if flat.is_cuda else [part.amax() for part in parts])
+    sums = [reduce(flat, 1, torch.sum) for flat in (std, std.sign(), snr)]
+    most = [reduce(flat, torch.inf, torch.amax) for flat in (std, snr)]
+    return torch.stack([sums[0], most[0], sums[1], sums[2], most[1]])

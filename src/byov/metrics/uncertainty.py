@@ -1,0 +1,111 @@
+"""Out-of-distribution detection and selective prediction over batches. Ranks need the score of every sample."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byov.metrics._shell import Samples, Value, figure_and_axes
+from byov.metrics.functional import uncertainty as functional
+from byov.metrics.functional._checks import check_scores
+
+
+class _TwoSamples(Samples[Tensor]):
+    """Uncertainties of known and of foreign samples."""
+
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        kinds = {"inside": "in-distribution samples", "outside": "out-of-distribution samples"}
+        super().__init__(kinds, **kwargs)
+
+    def update(self, uncertainty: Tensor, is_ood: bool | Tensor) -> None:
+        """Add a batch of scores (N,), all known or all foreign (a bool), or mixed (a bool tensor (N,))."""
+        score = check_scores(uncertainty, "uncertainty")
+        if not (isinstance(is_ood, Tensor) and is_ood.ndim):
+            is_ood = torch.full_like(score, bool(is_ood), dtype=torch.bool)
+        if is_ood.dtype != torch.bool or is_ood.shape != score.shape:
+            given = f"{is_ood.dtype} of shape {tuple(is_ood.shape)}"
+            raise ValueError(f"is_ood must be a bool or a bool tensor of shape {tuple(score.shape)}, got {given}.")
+        self._add(score[~is_ood], score[is_ood])
+
+
+class OODAUROC(_TwoSamples):
+    """Area under the ROC curve of telling foreign from known; see `functional.ood_auroc`.
+
+    Example:
+        >>> metric = OODAUROC()
+        >>> metric.update(torch.tensor([0.1, 0.2, 0.5]), is_ood=False)
+        >>> metric.update(torch.tensor([0.5, 0.9]), is_ood=True)
+        >>> round(metric.compute().item(), 6)
+        0.916667
+    """
+
+    higher_is_better = True
+    _value = staticmethod(functional.ood_auroc)
+
+
+class FPR95(_TwoSamples):
+    """Known samples flagged when 95 % of the foreign are flagged; see `functional.fpr_at_tpr`.
+
+    Example:
+        >>> metric = FPR95()
+        >>> metric.update(torch.tensor([0.1, 0.2, 0.5, 0.4, 0.7]), torch.tensor([False, False, False, True, True]))
+        >>> round(metric.compute().item(), 6)
+        0.333333
+    """
+
+    higher_is_better = False
+    _value = staticmethod(functional.fpr95)
+
+
+class _RankedErrors(Samples[Value]):
+    """The uncertainty and the 0/1 error of every sample."""
+
+    higher_is_better = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({"uncertainty": "samples", "error": "samples"}, **kwargs)
+
+    def update(self, probs: Tensor, labels: Tensor, uncertainty: Tensor | None = None) -> None:
+        """Add a batch: probs (N, C), labels (N,), and any score (N,); 1 − max_c p(c) where it is not given."""
+        self._add(*functional.uncertain_errors(probs, labels, uncertainty))
+
+
+class RiskCoverage(_RankedErrors[functional.RiskCoverageCurve]):
+    """The risk–coverage curve; see `functional.risk_coverage`.
+
+    Example:
+        >>> metric = RiskCoverage()
+        >>> metric.update(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0]))
+        >>> metric.compute().risk.tolist()
+        [0.0, 0.5]
+    """
+
+    _value = staticmethod(functional.curve_of_errors)
+
+    def plot(self, val: functional.RiskCoverageCurve | None = None, ax: Any = None) -> Any:
+        """Draw risk against coverage; return the figure and the axes."""
+        coverage, risk = (part.reshape(-1).cpu() for part in val or self.compute())
+        fig, ax = figure_and_axes(ax)
+        ax.plot(coverage, risk, label=f"AURC {risk.mean().item():.4f}")
+        ax.set(xlim=(0, 1), xlabel="coverage", ylabel="risk (error rate)")
+        ax.set_ylim(bottom=0)
+        ax.legend()
+        return fig, ax
+
+
+class AURC(_RankedErrors[Tensor]):
+    """Area under the risk–coverage curve, (1/N) Σᵢ risk(i/N); see `functional.aurc`.
+
+    Example:
+        >>> metric = AURC()
+        >>> metric.update(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0]))
+        >>> metric.compute().item()
+        0.25
+    """
+
+    plot_lower_bound = 0.0
+
+    def _value(self, uncertainty: Tensor, error: Tensor) -> Tensor:
+        return functional.curve_of_errors(uncertainty, error).risk.mean()

@@ -1,0 +1,234 @@
+"""Regression from a table of numbers: `fit` a posterior on every split at once, `predict` from draws of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.data.tables import Scale, as_numbers, refuse_gaps
+from byov.device import choose_device
+from byov.posterior import BayesianModule, Ensemble, Family
+from byov.posterior.random import stream
+from byov.prediction import predict
+from byov.train import regression_networks as networks
+from byov.train.regression_networks import Data, Job, Split
+from byov.train.regression_training import Settings, train
+
+__all__ = ["Fitted", "Settings", "Split", "fit"]
+
+HELD = 1 << 11
+"""The stream that holds rows out."""
+
+TRIAL_DRAWS = 200
+"""Draws that a trial's error is measured with."""
+
+Rows = Sequence[Tensor] | Sequence[int] | Tensor
+"""Each split's training rows; numbers alone are one split's."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A family's posterior on every split, in the order in which `fit` was given them."""
+
+    family: Family
+    splits: tuple[Split, ...]
+
+    @torch.no_grad()
+    def predict(self, X: Any, split: int = 0, samples: int = 10_000, generator: Generator | None = None) -> Tensor:
+        """Predict the rows of X under `samples` draws of the weights: (S, N, T), at the target's own scale.
+
+        Without a generator the draws are the same for the same seed of `fit`.
+        """
+        part = self._part(split)
+        X = as_numbers(X, "X")
+        if X.ndim != 2 or X.shape[1] != len(part.x_mean):
+            raise ValueError(f"X is (N, {len(part.x_mean)}) as in training, not {tuple(X.shape)}.")
+        refuse_gaps(X, "X")
+        if samples < 1:
+            raise ValueError(f"A prediction needs at least one draw, not {samples}.")
+        if generator is None:
+            seed = stream(part.seed, networks.NUMBER[type(self.family)], 1 << 20)
+            generator = Generator(part.device).manual_seed(seed)
+        x = Scale(part.x_mean, part.x_std).standardise(X.to(part.x_mean)).float()
+        found = predict(self.module(split), x, samples, "vmap", generator=generator, task="regression", keep=True)
+        assert found.draws is not None
+        return Scale(part.y_mean.to(x), part.y_std.to(x)).restore(found.draws)
+
+    def module(self, split: int = 0) -> BayesianModule:
+        """Return the same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.
+
+        It takes and gives standardised numbers: (x − x_mean)/x_std in, (y − y_mean)/y_std out.
+        """
+        part = self._part(split)
+        weights = part.first[..., :-1], part.first[..., -1], part.second, part.bias[..., 0]
+        shape = networks.Shape(part.first.shape[2] - 1, part.first.shape[1], part.second.shape[1])
+        net = networks.network(self.family, shape).to(part.device)
+        layers = [m for m in net if isinstance(m, nn.Linear)]
+        norms = [m for m in net if isinstance(m, nn.BatchNorm1d)]
+        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        with torch.no_grad():
+            for buffer, moment in zip(buffers, part.moments or (), strict=True):
+                buffer.copy_(moment)  # type: ignore[union-attr]
+            for parameter, weight in zip((p for layer in layers for p in layer.parameters()), weights, strict=True):
+                parameter.copy_(weight[0])
+            model = networks.module(self.family, net)
+            if part.patches is not None:
+                model.factors[0].get_parameter("components").copy_(part.patches[0])
+            elif isinstance(self.family, Ensemble):
+                model.factors[0].get_parameter("components").copy_(torch.cat([w.flatten(1) for w in weights], 1))
+        return model.eval()
+
+    def _part(self, split: int) -> Split:
+        if not 0 <= split < len(self.splits):
+            raise ValueError(f"There are the splits 0 to {len(self.splits) - 1}, not {split}.")
+        return self.splits[split]
+
+
+@overload
+def fit(
+    X: Any,
+    y: Any,
+    families: Family,
+    rows: Rows | None = ...,
+    numbers: Sequence[int] | None = ...,
+    settings: Settings | None = ...,
+    seed: int = ...,
+    device: str | torch.device = ...,
+) -> Fitted: ...
+@overload
+def fit(
+    X: Any,
+    y: Any,
+    families: Mapping[str, Family],
+    rows: Rows | None = ...,
+    numbers: Sequence[int] | None = ...,
+    settings: Settings | None = ...,
+    seed: int = ...,
+    device: str | torch.device = ...,
+) -> dict[str, Fitted]: ...
+def fit(
+    X: Any,
+    y: Any,
+    families: Family | Mapping[str, Family],
+    rows: Rows | None = None,
+    numbers: Sequence[int] | None = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Fitted | dict[str, Fitted]:
+    """Fit a posterior over the regression network to a table of numbers, for every split and family at once.
+
+    Args:
+        X: features (N, D), an array or tensor of finite numbers; standardised by the training rows' moments.
+        y: targets (N,) or (N, T), likewise.
+        families: `EMP(5)`, `ECMP(5)`, `Dropout(0.005)` or `Ensemble(5)`; or several by name. Patches all start alike,
+            an ensemble's members each from a seed of its own; σ, a spread or learned probabilities are refused.
+        rows: the training rows of each split, as indices; numbers alone, such as a 1-D tensor, are one split's. All of
+            X by default.
+        numbers: each split's number, which names its random streams; 0, 1, … by default. A split's result depends on
+            its rows, its number and the seed, never on the splits and families that are trained beside it.
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+
+    Example:
+        >>> fitted = fit(X, y, byov.EMP(5))
+        >>> draws = fitted.predict(X_new)  # (10000, N, 1), at the scale of y
+    """
+    settings = settings or Settings()
+    several: Mapping[str, Family] = families if isinstance(families, Mapping) else {"": families}
+    X, y = as_numbers(X, "X"), as_numbers(y, "y")
+    y = y[:, None] if y.ndim == 1 else y
+    parts = [torch.arange(len(X))] if rows is None else _splits(rows)
+    seeds = [stream(seed, number) for number in (range(len(parts)) if numbers is None else numbers)]
+    _check(X, y, several, parts, seeds, settings)
+    place = choose_device(str(device))
+    decay = {name: [settings.grid[0]] * len(parts) for name in several}
+    if len(settings.grid) > 1:
+        decay = _choose_decay(X, y, several, parts, seeds, settings, place)
+    splits = [Data.of(X, y, index, own, place) for index, own in zip(parts, seeds, strict=True)]
+    done = train(splits, {name: Job(family, decay[name]) for name, family in several.items()}, settings)
+    fitted = {name: Fitted(family, done[name]) for name, family in several.items()}
+    return fitted if isinstance(families, Mapping) else fitted[""]
+
+
+def _splits(rows: Rows) -> list[Tensor]:
+    parts = [torch.as_tensor(index, device="cpu") for index in rows]
+    if parts and all(part.ndim == 0 for part in parts):
+        parts = [torch.stack(parts)]
+    for part in parts:
+        whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
+        if part.ndim != 1 or (len(part) and not whole):
+            got = f"{part.dtype} {tuple(part.shape)}"
+            raise ValueError(f"A split's rows are indices, a list or 1-D tensor of whole numbers, not {got}.")
+    return [part.long() for part in parts]
+
+
+def _check(
+    X: Tensor, y: Tensor, families: Mapping[str, Family], rows: list[Tensor], seeds: list[int], settings: Settings
+) -> None:
+    if X.ndim != 2 or y.ndim != 2 or len(X) != len(y) or not X.numel() or not y.numel():
+        raise ValueError(f"A table has X (N, D) and y (N,) or (N, T), not {tuple(X.shape)} and {tuple(y.shape)}.")
+    refuse_gaps(X, "X")
+    refuse_gaps(y, "y")
+    if not families or not rows or len(seeds) != len(rows):
+        raise ValueError("fit needs a family, a split, and as many numbers as splits.")
+    for family in families.values():
+        networks.check(family)
+    for index in rows:
+        if not len(index) or int(index.min()) < 0 or int(index.max()) >= len(X):
+            raise ValueError(f"A split's rows are some of the numbers 0 to {len(X) - 1}.")
+        if len(index) < settings.batch:
+            few = f"{len(index)} training rows are fewer than the batch of {settings.batch}"
+            raise ValueError(f"{few}: choose a smaller batch.")
+        if settings.cut(len(index))[1] < 2 and any(map(networks.normed, families.values())):
+            raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
+
+
+def _choose_decay(
+    X: Tensor,
+    y: Tensor,
+    families: Mapping[str, Family],
+    rows: Sequence[Tensor],
+    seeds: Sequence[int],
+    settings: Settings,
+    device: torch.device,
+) -> dict[str, list[float]]:
+    """Choose every family's and split's λ: all are trained at once on a part of the split's training rows.
+
+    The strongest that is not clearly worse than the best on the other part is taken, by the squared error; the split's
+    test rows are never looked at.
+    """
+    splits, rest = [], []
+    for index, seed in zip(rows, seeds, strict=True):
+        order = index[torch.randperm(len(index), generator=Generator().manual_seed(stream(seed, HELD)))]
+        held = max(1, round(settings.held * len(index)))
+        rest.append(order[:held])
+        splits.append(Data.of(X, y, order[held:], seed, device))
+    # Two members tell an ensemble's decay as well as all of them, and are most of the work where there are many.
+    few = {name: replace(f, k=2, probs=None) if isinstance(f, Ensemble) else f for name, f in families.items()}
+    tried = {(name, decay): Job(few[name], [decay] * len(rows)) for name in families for decay in settings.grid}
+    epochs = max(1, round(settings.trial * settings.epochs))
+    done = train(splits, tried, replace(settings, epochs=epochs))
+
+    def errors(name: str, decay: float, split: int) -> Tensor:
+        posterior, held = Fitted(few[name], done[name, decay]), rest[split]
+        mean = posterior.predict(X[held], split, TRIAL_DRAWS).mean(0).cpu()
+        return ((mean - y[held]) / posterior.splits[split].y_std.cpu()).square().mean(1)
+
+    def chosen(name: str, split: int) -> float:
+        return strongest_decay({decay: errors(name, decay, split) for decay in settings.grid})
+
+    return {name: [chosen(name, split) for split in range(len(rows))] for name in families}
+
+
+def strongest_decay(errors: Mapping[float, Tensor]) -> float:
+    """Return the strongest decay that is worse than the best by no more than one standard error, row by row."""
+    best = min(errors.values(), key=lambda e: float(e.mean()))
+    for decay in sorted(errors, reverse=True):
+        worse = errors[decay] - best
+        if float(worse.mean()) <= float(worse.std(correction=0)) / len(worse) ** 0.5:
+            return decay
+    raise AssertionError("the best is not worse than itself")
