@@ -181,7 +181,7 @@ def sweep_runs(
                 if report is not None:
                     report(name, before * len(sparsities) + done, total)
 
-            found = curve(each, read, test.labels, by, sparsities, scope, report=told)  # type: ignore[arg-type]
+            found = curve(each, read, test.labels, by, sparsities, scope, report=told)
             curves.append({"model": each.name, **found})
     protocol = {
         "runs": [str(each) for each in (path, twin) if each is not None],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Generator, nn
@@ -32,8 +30,8 @@ class FineTune:
         self,
         recipe: Supervised,
         train: ImageSet,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
         epochs: int = 1,
         lr: float = 1e-3,
         seed: int = 0,
@@ -44,7 +42,7 @@ class FineTune:
                 f"Fine-tuning takes at least one epoch and a learning rate above 0, not {epochs} and {lr}."
             )
         still = recipe.augment == "none"
-        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, mean and tuple(mean), std and tuple(std))
+        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, mean, std)
         self.batches = Batches(train, min(recipe.train.batch, len(train)), seed=seed)
         self.generator = Generator(device).manual_seed(seed)
         self.epochs, self.lr = epochs, lr
