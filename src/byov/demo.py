@@ -23,8 +23,9 @@ from byov.files import write_json
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
-from byov.report.measure import Asked
+from byov.report.collect import Request
 from byov.report.page import report as make_report
+from byov.runs import Reading
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
 from byov.ssl.runs import ProbedRun, probe_run
 from byov.ssl.table import probe_table
@@ -71,7 +72,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
         page = make_report(
             [folder / name.lower() for name in runs],
             report / "report.html",
-            Asked(DRAWS, fit_samples=FIT_DRAWS),
+            Request(Reading(DRAWS, fit_samples=FIT_DRAWS)),
             title="byov demo: BYOL and BYOV on digits",
             names=[name.lower() for name in runs],
         )

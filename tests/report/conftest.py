@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from byov.report.measure import Asked
+from byov.report.collect import Request
 from byov.report.page import report
+from byov.runs import Reading
 from byov.ssl import pretrain
 from byov.train import supervised
 from byov.train.config import load_config
 
 SMALL = ["train.epochs=2", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "train.log_every=2"]
 PRETRAIN = [*SMALL, "model.encoder=convnet32", "model.hidden=16", "model.outputs=8"]
-ASKED = Asked(samples=3, severities=(3, 5), limit=80, fit_samples=1)
+READING = Reading(samples=3, limit=80, fit_samples=1)
+REQUEST = Request(READING, severities=(3, 5))
 NAMES = {"byol": "byol", "byov": "byov <b>&\"'", "byov2": "byov {{ 7*7 }}"}
 
 
@@ -36,4 +38,4 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def pair(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The page of BYOL and BYOV, and the numbers it was made from."""
     out = tmp_path_factory.mktemp("page") / "report.html"
-    return out, report([runs["byol"], runs["byov"]], out, ASKED)
+    return out, report([runs["byol"], runs["byov"]], out, REQUEST)

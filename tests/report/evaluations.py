@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from byov.evaluation.rows import Row
-from byov.report.sources import Run
+from byov.report.sources import ReportedRun
 
 
-def evaluated(name: str, posterior: bool, clean: float, shifted: float, top1: float = 0.9, **changed: Any) -> Run:
+def evaluated(
+    name: str, posterior: bool, clean: float, shifted: float, top1: float = 0.9, **changed: Any
+) -> ReportedRun:
     """A model known by a file of results only: its ECE on clean images, and under each of two shifts."""
 
     def scores(ece: float) -> dict[str, float | None]:
@@ -29,16 +31,16 @@ def evaluated(name: str, posterior: bool, clean: float, shifted: float, top1: fl
         **changed,
     }
     rows = [row("clean", 0, clean), row("blur", 3, shifted - 0.01), row("noise", 3, shifted + 0.01)]
-    return Run(name, evaluation={"protocol": protocol, "rows": rows})
+    return ReportedRun(name, evaluation={"protocol": protocol, "rows": rows})
 
 
-def seeds(method: str, posterior: bool, clean: Sequence[float], shifted: Sequence[float]) -> list[Run]:
+def seeds(method: str, posterior: bool, clean: Sequence[float], shifted: Sequence[float]) -> list[ReportedRun]:
     """Runs of one method, named as the files of `results/` are."""
     pairs = enumerate(zip(clean, shifted, strict=True))
     return [evaluated(f"runs/{method}_{i}", posterior, *each) for i, each in pairs]
 
 
-def with_images(run: Run, clean: Sequence[tuple[float, int]]) -> Run:
+def with_images(run: ReportedRun, clean: Sequence[tuple[float, int]]) -> ReportedRun:
     """The same with what was predicted for each image, (confidence, hit), the same under every shift."""
     confidence, correct = ([pair[i] for pair in clean] for i in (0, 1))
     part = {"confidence": confidence, "correct": correct}

@@ -8,22 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from byov.evaluation.subjects import Reading, subject
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
+from byov.evaluation.images import shifts_for
 from byov.evaluation.rows import evaluate
 from byov.evaluation.scores import scores
 from byov.report import collect as collecting
-from byov.report.draws import each_draw, spread
-from byov.report.measure import Opened, shifts_asked
+from byov.report.formatting import cell, signed
 from byov.report.page import LIMIT, as_script, render, report
-from byov.report.parts import layers
-from byov.report.words import cell, signed
+from byov.runs import open_run
 
-from .conftest import ASKED
+from .conftest import READING, REQUEST
 from .reading import SECTIONS, Page
 
 
@@ -90,41 +86,20 @@ def test_tables_show_the_numbers_of_the_page(pair: tuple[Path, dict[str, Any]]) 
 
 def test_the_rows_are_those_of_byov_evaluate(runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]) -> None:
     """Again from the library's own functions; and the ECE of what was kept of each image is the row's."""
-    tree = pair[1]
-    found = subject(str(runs["byov"]), Reading(ASKED.samples, fit_samples=ASKED.fit_samples))
-    opened = Opened(runs["byov"], ASKED, None, torch.device("cpu"))
-    images = opened.images
-    train = opened.train
-    shifts, _ = shifts_asked(opened)
-    rows = evaluate(found.predictor(train), images.images, images.labels, {"blur": shifts["blur"]}, (3, 5), 3)
-    kept = tree["ood"]["values"]["1/under_draws"]["ece"]
-    assert kept["clean"]["mean"] == pytest.approx(rows[0].under_draws["ece"], abs=1e-9)  # type: ignore[index, arg-type]
-    assert kept["blur"]["5"] == pytest.approx(rows[2].under_draws["ece"], abs=1e-9)  # type: ignore[index, arg-type]
-    diagrams = tree["calibration"]
+    run = open_run(runs["byov"], READING)
+    shifts, _ = shifts_for("augmentations", run.images)
+    rows = evaluate(run.predictor, run.images.images, run.labels, {"blur": shifts["blur"]}, (3, 5), 3)
+    kept = pair[1]["ood"]["values"]["1/under_draws"]["ece"]
+    assert kept["clean"]["mean"] == pytest.approx(rows[0].under_draws["ece"], abs=1e-9)  # type: ignore[index]
+    assert kept["blur"]["5"] == pytest.approx(rows[2].under_draws["ece"], abs=1e-9)  # type: ignore[index]
+    diagrams = pair[1]["calibration"]
     assert diagrams["clean"]["1/under_draws"]["ece"] == pytest.approx(kept["clean"]["mean"], abs=1e-6)
-    assert diagrams["shifted"]["1/under_draws"]["images"] == len(images) * len(shifts) * 2
-
-
-def test_draws_one_by_one_are_those_of_the_prediction(runs: dict[str, Path]) -> None:
-    for name in ("byov", "train"):
-        opened = Opened(runs[name], ASKED, None, torch.device("cpu"))
-        draws, together = each_draw(opened), opened.predictor(opened.clean, ASKED.samples)
-        assert draws.shape[0] == ASKED.samples
-        assert torch.allclose(draws.mean(0), together.mean.cpu(), atol=1e-6)
-        found = spread(draws, opened.labels)
-        assert found["draws"] == [1, 2, 3]
-        assert found["mutual_information"]["mean"][0] == pytest.approx(0.0, abs=1e-6)  # one draw knows no other
-        single = [scores_of(each, opened.labels) for each in draws]
-        assert min(single) - 1e-9 <= found["nll"]["mean"][0] <= max(single) + 1e-9
-
-
-def scores_of(probs: torch.Tensor, labels: torch.Tensor) -> float:
-    return -probs.gather(1, labels[:, None]).double().log().mean().item()
+    assert diagrams["shifted"]["1/under_draws"]["images"] == len(run.images) * 5 * 2
 
 
 def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]) -> None:
-    opened = Opened(runs["byov"], ASKED, None, torch.device("cpu"))
-    at_mean = scores(opened.predictor(opened.clean), opened.labels)
+    run = open_run(runs["byov"], READING)
+    at_mean = scores(run.at_mean, run.labels)
     curves = {(each["label"], curve["by"]): curve for each in pair[1]["pruning"] for curve in each["value"]}
     assert set(curves) == {("BYOL", "magnitude"), ("BYOV", "snr"), ("BYOV", "magnitude")}
     for by in ("snr", "magnitude"):
@@ -132,14 +107,13 @@ def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tupl
         assert curve["sparsity"][0] == 0
         assert curve["ece"][0] == pytest.approx(at_mean["ece"], abs=1e-6)
         assert curve["top1"][-1] < curve["top1"][0]
-    q = opened.q
-    assert q is not None
-    std, snr = q.std(), q.snr()
-    for row in layers(opened) or []:
+    [layers] = pair[1]["layers"]  # BYOL has none
+    assert run.q is not None
+    std, snr = run.q.std(), run.q.snr()
+    for row in layers["value"]:
         assert row["sigma"][2] == pytest.approx(std[row["name"]].flatten().quantile(0.5).item(), rel=1e-5)
         assert row["snr"][4] == pytest.approx(snr[row["name"]].flatten().quantile(0.95).item(), rel=1e-4)
-    history = pair[1]["layers"][0]["log"]
-    assert len(history["epochs"]) == len(history["layers"][0]["sigma"]) > 1
+    assert len(layers["log"]["epochs"]) == len(layers["log"]["layers"][0]["sigma"]) > 1
 
 
 def test_the_gallery_is_in_order(pair: tuple[Path, dict[str, Any]]) -> None:
@@ -162,26 +136,26 @@ def test_a_second_page_measures_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("a run was opened")
 
-    monkeypatch.setattr(collecting, "Opened", refuse)
+    monkeypatch.setattr(collecting, "open_run", refuse)
     again = tmp_path / "again.html"
-    report([runs["byol"], runs["byov"]], again, ASKED)
+    report([runs["byol"], runs["byov"]], again, REQUEST)
     assert again.read_bytes() == pair[0].read_bytes()
 
 
 def test_what_was_not_measured_says_which_command_measures_it(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "bare.html"
-    report([runs["byov2"]], out, ASKED, compute=False, cache=tmp_path / "cache")
+    report([runs["byov2"]], out, REQUEST, compute=False, cache=tmp_path / "cache")
     page = Page(out.read_text(encoding="utf-8"))
     for section in ("numbers", "calibration", "ood", "pruning", "layers", "convergence", "gallery", "protocol"):
         assert re.search(r"byov (report|evaluate|pretrain) .*makes it\.", page.text(section)), section
     assert "Nothing has been measured yet" in page.text("answer")
     assert "posterior.family" in page.text("config")
-    assert "49" not in page.text("config").split("The runs")[1]  # {{ 7*7 }} is a name
+    assert "byov {{ 7*7 }}" in page.text("config").split("The runs")[1]  # a name, not a template
     assert not [each for each in page.with_attribute("data-figure") if each["data-figure"] != "training"]
 
 
 def test_a_classifier_alone(runs: dict[str, Path], tmp_path: Path) -> None:
-    tree = report([runs["train"]], tmp_path / "train.html", ASKED, cache=tmp_path / "cache")
+    tree = report([runs["train"]], tmp_path / "train.html", REQUEST, cache=tmp_path / "cache")
     assert tree["verdict"]["question"] == "Do its draws make EMP better calibrated here?"
     assert [row["series"] for row in tree["numbers"]["rows"]] == ["0/at_mean", "0/under_draws"]
     assert set(Page((tmp_path / "train.html").read_text()).sections) == set(SECTIONS)
@@ -196,11 +170,3 @@ def test_a_page_that_grows_too_large_is_refused(
     with pytest.raises(ValueError, match="over 1,000: name fewer runs"):
         page.write(tmp_path / "x.html", render(pair[1]))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_network_without_random_weights_has_no_layers() -> None:
-    class Plain:
-        q = None
-        network = nn.Linear(2, 2)
-
-    assert layers(Plain()) is None  # type: ignore[arg-type]

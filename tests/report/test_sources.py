@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from byov.cli import main
+from byov.report.collect import file_digest
 from byov.report.page import report
-from byov.report.sources import file_digest, gather, lines, thinned
+from byov.report.sources import gather, thinned
+from byov.runs.header import read_lines
 
-from .conftest import ASKED
+from .conftest import READING, REQUEST
 from .reading import Page
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_files_of_results_alone_make_a_page(tmp_path: Path) -> None:
     """Six files of the repository: two models with three seeds each."""
     files = sorted((ROOT / "results" / "digits").glob("*.json"))
-    tree = report(files, tmp_path / "report.html", ASKED)
+    tree = report(files, tmp_path / "report.html", REQUEST)
     assert [(each["label"], len(each["runs"])) for each in tree["groups"]] == [("BYOL", 3), ("BYOV", 3)]
     eces = [json.loads(file.read_text())["rows"][0]["at_mean"]["ece"] for file in files if "byol" in file.name]
     row = next(row for row in tree["numbers"]["rows"] if row["series"] == "0/at_mean")
@@ -71,9 +73,9 @@ def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: 
     assert sources.runs[0].evaluation is not None
     assert sources.runs[0].probe == probe
     out = tmp_path / "report.html"
-    tree = report([runs["byov"], *sorted(tmp_path.glob("*.json"))], out, ASKED)
+    tree = report([runs["byov"], *sorted(tmp_path.glob("*.json"))], out, REQUEST)
     assert any("of other weights" in note for note in tree["notes"])  # the file is of a run that is not this one
-    assert tree["protocol"]["shared"]["data.images"] == ASKED.limit
+    assert tree["protocol"]["shared"]["data.images"] == READING.limit
     assert tree["pruning"][-1]["group"] == 0
     page = Page(out.read_text(encoding="utf-8"))
     assert "of other weights" in page.text("answer")
@@ -91,8 +93,8 @@ def test_bad_input_is_one_sentence(call: Any, runs: dict[str, Path], tmp_path: P
     (tmp_path / "there.html").write_text("mine")
     out, run = tmp_path / "new.html", runs["byol"]
     for words, sentence in (
-        ([tmp_path / "empty"], "is no run: there is no checkpoint.safetensors in it."),
-        ([tmp_path / "nowhere"], "is no run: there is nothing there."),
+        ([tmp_path / "empty"], "There is no run at"),
+        ([tmp_path / "nowhere"], "There is no run at"),
         ([tmp_path / "nowhere.json"], "There is no file of results at"),
         ([tmp_path / "no.json"], "no.json is not a JSON file."),
         ([tmp_path / "other.json"], "is not a file that byov evaluate, probe, prune, explore or reproduce writes"),
@@ -121,8 +123,8 @@ def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Pat
 
 def test_small_things(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"a": 1}\n3\n{"a": ')
-    assert lines(tmp_path / "log") == [{"a": 1}]
-    assert lines(tmp_path / "none") == []
+    assert read_lines(tmp_path / "log") == [{"a": 1}]
+    assert read_lines(tmp_path / "none") == []
     assert thinned(list(range(10)), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]
     import hashlib

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from byov.report.groups import group
-from byov.report.sources import Run
+from byov.report.sources import ReportedRun
 from byov.report.verdict import verdict
+from byov.runs import Header
 
 from .evaluations import evaluated, seeds, with_images
 
 
-def answer(*runs: Run) -> str:
+def answer(*runs: ReportedRun) -> str:
     return verdict(group(runs))["answer"]
 
 
@@ -63,7 +66,7 @@ def test_what_was_measured_otherwise_is_not_compared() -> None:
 
 
 def test_few_mistakes_are_a_warning() -> None:
-    def pair(confidence: float) -> list[Run]:
+    def pair(confidence: float) -> list[ReportedRun]:
         """No mistake in a thousand, by both; BYOL is quite sure, BYOV as sure as given: resampling varies nothing."""
         byol = with_images(evaluated("byol", False, 0.0, 0.2, top1=1.0), [(1.0, 1)] * 1000)
         return [byol, with_images(evaluated("byov", True, 1 - confidence, 0.2, top1=1.0), [(confidence, 1)] * 1000)]
@@ -81,13 +84,13 @@ def test_one_model_alone() -> None:
     plain = verdict(group([evaluated("byol", False, 0.02, 0.1)]))
     assert plain["question"] == "How well calibrated is BYOL here?"
     assert "2.00\u00a0% on clean images" in plain["answer"]
-    assert verdict(group([Run("nothing")]))["comparisons"] == []
+    assert verdict(group([ReportedRun("nothing")]))["comparisons"] == []
 
 
 def test_seeds_are_one_group_and_settings_are_not() -> None:
-    def run(name: str, seed: int, beta: float) -> Run:
+    def run(name: str, seed: int, beta: float) -> ReportedRun:
         config = {"posterior": {"family": "gaussian", "beta_end": beta}, "train": {"seed": seed, "minutes": seed}}
-        return Run(name, about={"kind": "pretrain", "config": config})
+        return ReportedRun(name, Header(Path(name), {"kind": "pretrain", "config": config}, 1, 1))
 
     groups = group([run("a", 0, 0.1), run("b", 1, 0.1), run("c", 0, 1.0)])
     assert [[member.name for member in each.runs] for each in groups] == [["a", "b"], ["c"]]

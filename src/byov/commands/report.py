@@ -49,8 +49,9 @@ def command(
     from byov.device import choose_device
     from byov.evaluation.images import SHIFTS, parse_severities
     from byov.files import check_out
-    from byov.report.measure import Asked
+    from byov.report.collect import Request
     from byov.report.page import report
+    from byov.runs import Reading
 
     check_out(out, force)
     if shift not in (*SHIFTS, "few"):
@@ -59,9 +60,10 @@ def command(
         raise ValueError(f"A report needs at least one draw, not --samples {samples}.")
     if limit < 0:
         raise ValueError(f"--limit is a number of images, or 0 for all, not {limit}.")
-    asked = Asked(samples, shift, parse_severities(severities), limit or None, split, seed=seed)
-    place = str(root) if root is not None else None
-    tree = report(runs, out, asked, place, choose_device(device), compute, renew, cache, title)
+    place = choose_device(device)
+    reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place)
+    request = Request(reading, shift, parse_severities(severities))
+    tree = report(runs, out, request, compute, renew, cache, title)
     console = Console()
     console.print(tree["verdict"]["question"], style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(tree["verdict"]["answer"], markup=False, highlight=False, soft_wrap=True)

@@ -1,14 +1,20 @@
-"""How many draws are enough: predictive mean and std against the number of draws, with bootstraps (BYOV's Figure 5)."""
+"""How many draws are enough: predictive mean and std (BYOV's Figure 5), or scores, against the number of draws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from byov.evaluation.scores import headline
 from byov.posterior.random import stream
+from byov.prediction.result import entropy
+
+SCORED_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
+"""The numbers of draws at which scores are read."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Convergence:
 def convergence(
     draws: Tensor, counts: Sequence[int] = range(1, 51), bootstraps: int = 50, seed: int = 0
 ) -> Convergence:
-    """From class probabilities (S, N, C) under S draws: sets of K draws are drawn from the S, with replacement."""
+    """Compute it from class probabilities (S, N, C): sets of K draws are drawn from the S, with replacement."""
     if draws.ndim != 3 or not draws.numel():
         raise ValueError(f"Convergence is of class probabilities (S, N, C) under S draws, not {tuple(draws.shape)}.")
     if len(draws) < 2 or bootstraps < 2 or not counts or min(counts) < 1:
@@ -56,3 +62,28 @@ def convergence(
         rows.append([average[0], spread[0], average[1], spread[1], mean.std(0).mean()])
     columns = torch.tensor(rows, dtype=torch.float64).T.tolist()
     return Convergence(list(counts), *columns)
+
+
+def score_convergence(draws: Tensor, labels: Tensor, bins: int = 15, bootstraps: int = 30) -> dict[str, Any]:
+    """Score the mean of K draws, for sets of K that are drawn with replacement from class probabilities (S, N, C).
+
+    Returns:
+        {"draws": [K, …], score: {"mean": […], "deviation": […]}}, mean and deviation over the sets.
+    """
+    size = len(draws)
+    counts = [count for count in SCORED_COUNTS if count < size] + [size]
+    entropies = torch.stack([entropy(each) for each in draws])
+    found: dict[str, Any] = {"draws": counts}
+    for count in counts:
+        generator = Generator().manual_seed(stream(0, count))
+        rows = []
+        for chosen in torch.randint(size, (bootstraps, count), generator=generator):
+            probs = draws[chosen].mean(0)
+            information = (entropy(probs) - entropies[chosen].mean(0)).clamp_min(0.0).mean().item()
+            rows.append({**headline(probs, labels, bins), "mutual_information": information})
+        table = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64)
+        for i, name in enumerate(rows[0]):
+            column = found.setdefault(name, {"mean": [], "deviation": []})
+            column["mean"].append(float(table[:, i].mean()))
+            column["deviation"].append(float(table[:, i].std()))
+    return found

@@ -61,13 +61,33 @@ def gallery(
         raise ValueError("A gallery is of at least one uint8 image.")
     if not bool(uncertainty.isfinite().all()):
         raise ValueError("A gallery needs finite uncertainties.")
-    order = torch.sort(uncertainty, stable=True).indices
+    order = certain_first(uncertainty)
     correct = (probs.argmax(1) == labels).double()[order]
     tenth = max(1, len(order) // 10)
+    ends = [show(images, labels, class_names, probs, uncertainty, end[:count]) for end in (order, order.flip(0))]
+    return Gallery(measure, float(correct[:tenth].mean()), float(correct[-tenth:].mean()), *ends)
 
-    def shown(index: int) -> Shown:
+
+def certain_first(uncertainty: Tensor) -> Tensor:
+    """Return the images' places by growing uncertainty (N,); ties in the images' order."""
+    return torch.sort(uncertainty, stable=True).indices
+
+
+def confident_mistakes(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the places of the images whose most probable class is not their label, the most confident first."""
+    confidence, predicted = probs.max(1)
+    wrong = (predicted != labels).nonzero()[:, 0]
+    return wrong[confidence[wrong].argsort(descending=True, stable=True)]
+
+
+def show(
+    images: Tensor, labels: Tensor, class_names: Sequence[str], probs: Tensor, uncertainty: Tensor, places: Tensor
+) -> list[Shown]:
+    """Return the images at some places with what a model says of them; arguments as in `gallery`, on the CPU."""
+    found = []
+    for index in places.tolist():
         image, best = images[index].cpu(), int(probs[index].argmax())
-        return Shown(
+        shown = Shown(
             index,
             float(f"{float(uncertainty[index]):.6g}"),
             class_names[int(labels[index])],
@@ -76,11 +96,5 @@ def gallery(
             list(image.shape),
             base64.b64encode(image.contiguous().numpy().tobytes()).decode(),
         )
-
-    return Gallery(
-        measure,
-        float(correct[:tenth].mean()),
-        float(correct[-tenth:].mean()),
-        [shown(int(i)) for i in order[:count]],
-        [shown(int(i)) for i in order.flip(0)[:count]],
-    )
+        found.append(shown)
+    return found

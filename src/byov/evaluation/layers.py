@@ -1,11 +1,15 @@
-"""Layer-wise σ and |μ|/σ over training, as a run recorded them (BYOV's Figures 3 and 6)."""
+"""Layer-wise σ and |μ|/σ: over training, as a run recorded them (BYOV's Figures 3 and 6), and at its end."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from byov.posterior.module import BayesianModule
+from byov.runs.header import read_lines
 
 QUANTITIES = {
     "sigma_mean": "mean σ",
@@ -15,6 +19,7 @@ QUANTITIES = {
 }
 PARTS: dict[str, Any] = {"projector": ("#D55E00", "-"), "predictor": ("#CC79A7", "--")}
 """A student's heads, which the paper tells from the encoder; the encoder's layers are coloured by depth."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class LayerHistory:
 
 
 def layer_history(run: Path) -> LayerHistory:
-    """The records in a run's `layers.jsonl`."""
+    """Read the records in a run's `layers.jsonl`; the run is named by its folder or a file in it."""
     file = (run if run.is_dir() else run.parent) / "layers.jsonl"
     if not file.is_file():
         raise ValueError(f"{run} has no layers.jsonl: it has no posterior, or was trained before they were recorded.")
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    records = read_lines(file)
     if not records:
         raise ValueError(f"{file} is empty: the run has not begun.")
     layers = list(records[0]["layers"])
@@ -50,3 +55,20 @@ def layer_history(run: Path) -> LayerHistory:
         [records[0]["layers"][layer][0] for layer in layers],
         *columns,
     )
+
+
+@torch.no_grad()
+def layer_quantiles(q: BayesianModule) -> list[dict[str, Any]]:
+    """Return of each random tensor its name, size and shape, and the QUANTILES of σ and |μ|/σ over its weights."""
+    mean, std, snr = q.mean(), q.std(), q.snr()
+    rows = []
+    for name in mean:
+        # torch.quantile refuses more than 16 million values; a random million says the same to three digits.
+        picked = torch.randperm(mean[name].numel(), generator=torch.Generator().manual_seed(0))[:1_000_000]
+        row: dict[str, Any] = {"name": name, "weights": mean[name].numel(), "shape": list(mean[name].shape)}
+        for what, values in (("sigma", std[name]), ("snr", snr[name])):
+            flat = values.detach().float().cpu().flatten()[picked]
+            known = flat[flat.isfinite()]
+            row[what] = torch.quantile(known, torch.tensor(QUANTILES)).tolist() if len(known) else None
+        rows.append(row)
+    return rows

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
+from byov.evaluation.scores import headline
 from byov.files import check_out
-from byov.metrics import functional as metrics
 from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
 from byov.pruning.unstructured import By, Scope, check
 from byov.runs import Classifier, Reading, Run, open_run
@@ -113,11 +113,8 @@ def curve(
     found: Curve = {"by": by, "sparsity": list(sparsities), "top1": [], "ece": [], "nll": []}
     where = Prunable(run).where
     for done, sparsity in enumerate(sparsities, 1):
-        probs = read(prune(run.network, sparsity, by, scope, where).eval())
-        target = labels.to(probs.device)
-        found["top1"].append(metrics.accuracy(probs, target).item())
-        found["ece"].append(metrics.calibration_error(probs, target, bins).item())
-        found["nll"].append(metrics.nll(probs, target).item())
+        for name, value in headline(read(prune(run.network, sparsity, by, scope, where).eval()), labels, bins).items():
+            found[name].append(value)
         if report is not None:
             report(done)
     return found

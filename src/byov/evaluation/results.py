@@ -191,7 +191,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
     if not content["finished"]:
         raise ValueError(f"{path} is not finished, so it cannot be a baseline: run its command again.")
     for key in ("shift", "severities", "shifts", "data.digest"):
-        ours, other = _flat(protocol)[key], _flat(theirs)[key]
+        ours, other = flat(protocol)[key], flat(theirs)[key]
         if ours != other:
             raise ValueError(f"The baseline {path} has {key} = {_short(other)}, not {_short(ours)}.")
     return content
@@ -199,7 +199,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first thing in which two protocols differ, in words; empty if in none."""
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     for key in [*new, *old]:
         if key not in FREE and old.get(key) != new.get(key):
             return f"{key} = {_short(old.get(key))}, not {_short(new.get(key))}"
@@ -211,8 +211,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a tree in one level, its keys joined by points."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -57,6 +57,7 @@ def evaluate(
     device: torch.device | str | None = None,
     known: Iterable[Row] = (),
     report: Callable[[Row], None] | None = None,
+    observe: Callable[[Row, Sequence[Prediction]], None] | None = None,
 ) -> list[Row]:
     """Score a model on images, clean and shifted, at μ and, where it has a posterior, under draws.
 
@@ -75,6 +76,7 @@ def evaluate(
         device: where images are shifted; by default where they are.
         known: rows that were found before, by the same settings: they are not computed again.
         report: called with each new row as it is found.
+        observe: called before that with the row and the predictions it scores: at μ and, with a posterior, under draws.
 
     Returns:
         All rows in the order of `plan`, known and new.
@@ -94,12 +96,15 @@ def evaluate(
     clean = predictions(CLEAN, 0) if todo else []
     for name, severity in todo:
         if name == CLEAN:
-            each = [scores(prediction, labels, bins) for prediction in clean]
+            made, each = clean, [scores(prediction, labels, bins) for prediction in clean]
         else:
-            pairs = zip(predictions(name, severity), clean, strict=True)
+            made = predictions(name, severity)
+            pairs = zip(made, clean, strict=True)
             each = [scores(prediction, labels, bins, before) for prediction, before in pairs]
         row = Row(name, severity, *each)
         found[row.key] = row
+        if observe is not None:
+            observe(row, made)
         if report is not None:
             report(row)
     return [found[key] for key in plan(shifts, severities)]

@@ -48,11 +48,12 @@ def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Predic
     if entropy is None or information is None:
         raise ValueError("Scores are those of a classification: the prediction has no entropy.")
     parts = metrics.brier_decomposition(probs, labels)
+    first = headline(probs, labels, bins)
     found: Scores = {
-        "top1": metrics.accuracy(probs, labels).item(),
+        "top1": first["top1"],
         "top5": metrics.accuracy(probs, labels, top_k=min(5, probs.shape[1])).item(),
-        "nll": metrics.nll(probs, labels).item(),
-        "ece": metrics.calibration_error(probs, labels, bins).item(),
+        "nll": first["nll"],
+        "ece": first["ece"],
         "ece_floor": metrics.calibration_floor(probs, bins).item(),
         "adaptive_ece": metrics.adaptive_calibration_error(probs, labels, bins).item(),
         **_paper(probs, labels),
@@ -69,6 +70,16 @@ def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Predic
             found[f"auroc_{name}"] = metrics.ood_auroc(known, foreign).item()
             found[f"fpr95_{name}"] = metrics.fpr95(known, foreign).item()
     return found
+
+
+def headline(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
+    """Return top-1 accuracy, ECE and NLL of class probabilities (N, C)."""
+    labels = labels.to(probs.device)
+    return {
+        "top1": metrics.accuracy(probs, labels).item(),
+        "ece": metrics.calibration_error(probs, labels, bins).item(),
+        "nll": metrics.nll(probs, labels).item(),
+    }
 
 
 def _paper(probs: Tensor, labels: Tensor) -> Scores:

@@ -1,145 +1,351 @@
-"""From runs to numbers: what has been kept is read, what is missing is measured and kept."""
+"""From runs to numbers: what has been recorded is read, what is missing is measured and kept beside the run."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
 
-from byov.evaluation.results import KIND as EVALUATE
-from byov.evaluation.rows import Row, plan
-from byov.evaluation.summary import summarise
-from byov.report.draws import convergence
-from byov.report.kept import Kept
-from byov.report.measure import Asked, Opened, identity, protocol, rows, settings, shifts_asked
-from byov.report.parts import layers, pictures, pruning
-from byov.report.sources import CHECKPOINT, Run, file_digest
+import byov
+from byov.data.shift import Shift
+from byov.evaluation import results
+from byov.evaluation.convergence import score_convergence
+from byov.evaluation.gallery import Shown, certain_first, confident_mistakes, show
+from byov.evaluation.images import shifts_for
+from byov.evaluation.layers import layer_quantiles
+from byov.evaluation.pruning import curve, orders
+from byov.evaluation.rows import CLEAN, Row, evaluate, plan
+from byov.evaluation.scores import conventions, headline
+from byov.evaluation.summary import READINGS
+from byov.files import write_json
+from byov.prediction import Prediction
+from byov.report.drawing import data_uri
+from byov.report.sources import ReportedRun, finite
+from byov.runs import CHECKPOINT, Reading, Run, open_run
+from byov.ssl.probe import ProbeSettings
 
-PARTS: dict[str, Callable[[Opened], Any]] = {
-    "gallery": pictures,
-    "convergence": convergence,
-    "pruning": pruning,
-    "layers": layers,
-}
-"""What is measured beside the rows of scores, and by what."""
+KIND = "byov report"
+FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
+"""The shifts of a report, unless others are requested: those of the demo."""
+SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SHOWN = 12
+"""Images of each kind in the gallery."""
+KEYED = ("samples", "limit", "split", "seed", "fit_samples")
+"""What every cache names of a reading; older files name nothing else."""
+CHOSEN = ("shift", "shifts", "severities", "left_out", "conventions")
+"""What two protocols may differ in whose rows are the same where both have them."""
 NOTHING: dict[str, Any] = {"none": True}
 """A part that a model without a posterior does not have: kept too, so that it is not looked for again."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a report asks of its runs, the same of all of them."""
+
+    reading: Reading = field(default_factory=lambda: Reading(limit=2000))
+    """How they are read; without a root, each on the data sets where its recipe says."""
+    shift: str = "few"
+    """few, augmentations, corruptions or none."""
+    severities: tuple[int, ...] = (1, 3, 5)
+    bins: int = 15
+
+    def key(self, checkpoint: str) -> dict[str, Any]:
+        """Return what every cached part depends on: the weights, this request, and how a probe is fitted."""
+        usual = Reading()
+        asked = {each.name: getattr(self.reading, each.name) for each in fields(Reading)}
+        free = ("root", "device", "batch_size")
+        named = {k: v for k, v in asked.items() if k in KEYED or (k not in free and v != getattr(usual, k))}
+        own = {"shift": self.shift, "severities": list(self.severities), "bins": self.bins}
+        return {"checkpoint": checkpoint, **named, **own, "byov": byov.__version__, "probe": asdict(ProbeSettings())}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Parts of a report that were measured before: a JSON file each, valid while its key is the same."""
+
+    folder: Path
+    key: dict[str, Any]
+
+    def get(self, part: str) -> Any:
+        """Return what was kept under the same key; None otherwise."""
+        try:
+            content = json.loads((self.folder / f"{part}.json").read_text(encoding="utf-8"))
+            same = content["kind"] == KIND and content["protocol"] == json.loads(json.dumps(self.key))
+            return content["result"] if same else None
+        except (OSError, ValueError, KeyError, TypeError):  # a file that is not ours is not read, and is written anew
+            return None
+
+    def put(self, part: str, result: Any) -> Any:
+        result = finite(result)
+        path = self.folder / f"{part}.json"
+        write_json(path, {"kind": KIND, "part": part, "protocol": self.key, "result": result})
+        return json.loads(json.dumps(result))
+
+
 def collect(
-    runs: Sequence[Run],
-    asked: Asked,
-    root: str | None = None,
-    device: torch.device | str = "cpu",
+    runs: Sequence[ReportedRun],
+    request: Request,
     compute: bool = True,
     renew: bool = False,
     cache: Path | None = None,
 ) -> None:
-    """Fill in the parts of each run that has a folder.
+    """Fill in the parts of each run that has a checkpoint.
 
     Args:
-        runs: in place; those of which only files are at hand stay as they are.
-        asked: how they are read.
-        root: the folder of the data sets; by default the recipe's.
-        device: where it is computed.
-        compute: False takes only what has been kept.
-        renew: measure again what has been kept.
-        cache: a folder for the parts of all runs, in the place of RUN/report.
+        runs: changed in place; those of which only files of results are at hand stay as they are.
+        request: how they are read.
+        compute: measure what is missing; False takes only what has been recorded.
+        renew: measure again what has been recorded.
+        cache: a folder for the parts of all runs, instead of RUN/report.
     """
     console = Console(stderr=True)
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        folders = [run for run in runs if run.path is not None]
-        whole = bar.add_task("runs", total=len(folders))
-        for run in folders:
-            assert run.path is not None
-            assert run.file is not None
-            checkpoint = file_digest(run.file)
-            own = "report" if run.file.name == CHECKPOINT else f"report_{run.file.stem}"
-            folder = run.path / own if cache is None else cache / checkpoint
-            kept = Kept(folder, settings(asked, checkpoint))
-            _fill(run, kept, asked, root, torch.device(device), compute, renew, bar)
-            bar.advance(whole)
+        present = [run for run in runs if run.header is not None]
+        for run in bar.track(present, description="runs"):
+            assert run.header is not None
+            file = run.header.file
+            checkpoint = file_digest(file)
+            own = "report" if file.name == CHECKPOINT else f"report_{file.stem}"
+            folder = file.parent / own if cache is None else cache / checkpoint
+            Collector(run, request, Cache(folder, request.key(checkpoint)), compute, renew, bar).fill()
 
 
-def _fill(
-    run: Run,
-    kept: Kept,
-    asked: Asked,
-    root: str | None,
-    device: torch.device,
-    compute: bool,
-    renew: bool,
-    bar: Progress,
-) -> None:
-    place = root or run.config.get("data", {}).get("root")
-    opened: list[Opened] = []
+def file_digest(path: Path) -> str:
+    """Return the first 12 hex digits of a file's SHA-256: which weights a number was measured on."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
-    def model() -> Opened:
-        """Opened when the first part is missing: a report of what is there already takes no time."""
-        assert run.file is not None
-        if not opened:
-            opened.append(Opened(run.file, asked, place, device, run.name))
-        return opened[0]
 
-    run.parts["identity"] = kept.or_make("identity", lambda: identity(model()), renew)
-    own = None if renew else kept.get("evaluation")
-    if compute and (own is None or not own["finished"]):
-        own = _evaluate(model(), kept, own, bar)
-    if run.evaluation is not None:
-        recorded = run.evaluation["protocol"]["model"]["digest"]
-        if recorded != run.parts["identity"]["digest"]:
+class Collector:
+    """Collects the parts of one run, which is opened only when one of them is missing: a second report is instant."""
+
+    def __init__(
+        self, run: ReportedRun, request: Request, cache: Cache, compute: bool, renew: bool, bar: Progress
+    ) -> None:
+        self.run, self.request, self.cache, self.bar = run, request, cache, bar
+        self.compute, self.renew = compute, renew
+
+    @cached_property
+    def opened(self) -> Run:
+        assert self.run.header is not None
+        reading = self.request.reading
+        root = reading.root or self.run.config.get("data", {}).get("root")
+        opened = open_run(self.run.header.file, replace(reading, root=root), self.run.name)
+        opened.check(opened.images)
+        return opened
+
+    def fill(self) -> None:
+        """Set the run's parts and, unless a file of its scores was given, its evaluation."""
+        run, parts = self.run, self.run.parts
+        parts["identity"] = self._part("identity", lambda opened, _: identity(opened), compute=True)
+        if run.evaluation is not None and run.protocol["model"]["digest"] != parts["identity"]["digest"]:
             run.notes.append(f"The file of results given for {run.name} is of other weights, and was set aside.")
             run.evaluation = None
-    if own is not None and own["finished"]:
-        run.parts["images"] = own["images"]
-        if run.evaluation is None:
-            run.evaluation = {"protocol": own["protocol"], "rows": [Row(**row) for row in own["rows"]]}
-            run.parts["paired"] = True
-    for part, make in PARTS.items():
-        found = None if renew else kept.get(part)
+        kept = None if self.renew else self.cache.get("evaluation")
+        if run.evaluation is None and self.compute and (kept is None or not kept["finished"]):
+            kept = self._evaluate(kept)
+        if kept is not None and kept["finished"]:
+            parts["images"] = kept["images"]
+            if run.evaluation is None:
+                run.evaluation = {"protocol": kept["protocol"], "rows": [Row(**row) for row in kept["rows"]]}
+                parts["paired"] = True
+                run.notes += [kept["note"]] if kept.get("note") else []
+        elif run.evaluation is not None and (images := self._part("images", clean_images, self.compute)):
+            parts["images"] = images
+        elif run.evaluation is None and (found := self._recorded()):
+            run.evaluation = found[0]
+        for part, make in PARTS.items():
+            measured = self._part(part, make, self.compute)
+            if measured is not None and measured != NOTHING:
+                parts[part] = measured
+
+    def _part(self, name: str, make: Callable[[Run, Request], Any], compute: bool) -> Any:
+        """Return a part that was kept or, if it may be computed, what `make` gives, which is kept then."""
+        found = None if self.renew else self.cache.get(name)
         if found is None and compute:
-            task = bar.add_task(f"{part} of {run.name}", total=1)
-            made = make(model())
-            found = kept.put(part, NOTHING if made is None else made)
-            bar.remove_task(task)
-        if found is not None and found != NOTHING:
-            run.parts[part] = found
+            task = self.bar.add_task(f"{name} of {self.run.name}", total=1)
+            made = make(self.opened, self.request)
+            found = self.cache.put(name, NOTHING if made is None else made)
+            self.bar.remove_task(task)
+        return found
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        """Return the evaluations of these weights that lie in the run's folder, most rows first."""
+        assert self.run.header is not None
+        digest, found = self.run.parts["identity"]["digest"], []
+        for path in sorted(self.run.header.folder.glob("*.json")):
+            try:
+                content = results.read(path)
+            except FileExistsError:  # another kind of file
+                continue
+            if content["rows"] and content["protocol"]["model"]["digest"] == digest:
+                found.append({**content, "file": path.name})
+        return sorted(found, key=lambda content: -len(content["rows"]))
+
+    def _evaluate(self, before: dict[str, Any] | None) -> dict[str, Any]:
+        """Evaluate the rows that neither an interrupted report nor a file in the run's folder has."""
+        run, request = self.opened, self.request
+        shifts, left_out = requested_shifts(run, request)
+        severities = request.severities if shifts else ()
+        wanted = plan(shifts, severities)
+        content = before or self._begin(wanted, protocol(run, request, shifts, left_out))
+        known = [Row(**row) for row in content["rows"]]
+        task = self.bar.add_task(f"scores of {run.name}", total=len(wanted), completed=len(known))
+
+        def observe(row: Row, predictions: Sequence[Prediction]) -> None:
+            content["rows"].append(asdict(row))
+            content["images"][_key(row.key)] = records(predictions, run.labels)
+            self.cache.put("evaluation", content)
+            self.bar.advance(task)
+
+        reading = run.reading
+        rows = evaluate(
+            run.predictor, run.images.images, run.labels, shifts, severities, reading.samples, bins=request.bins,
+            seed=reading.seed, device=reading.device, known=known, observe=observe,
+        )  # fmt: skip
+        content["rows"] = [asdict(row) for row in rows]
+        if not all(_key(key) in content["images"] for key in wanted):  # some shifts are no sample of all of them
+            content["images"] = clean_images(run, request)
+        content["finished"] = True
+        self.bar.remove_task(task)
+        return self.cache.put("evaluation", content)
+
+    def _begin(self, wanted: Sequence[tuple[str, int]], protocol: dict[str, Any]) -> dict[str, Any]:
+        """Start an evaluation with the rows that a file in the run's folder has, found by the same protocol."""
+        content = {"evaluation": results.KIND, "protocol": protocol, "finished": False, "rows": [], "images": {}}
+        ours = finite({key: value for key, value in protocol.items() if key not in CHOSEN})
+        for found in () if self.renew else self._recorded():
+            theirs = {key: value for key, value in found["protocol"].items() if key not in CHOSEN}
+            rows = [asdict(row) for row in found["rows"] if row.key in wanted]
+            if rows and not results.difference(theirs, ours):
+                told = f"Scores of {self.run.name} are those in its {found['file']}"
+                note = f"{told}, which does not record each shifted image; --renew measures them again."
+                return {**content, "rows": rows, "note": note}
+        return content
 
 
-def _evaluate(run: Opened, kept: Kept, before: dict[str, Any] | None, bar: Progress) -> dict[str, Any]:
-    """The rows of scores, with what was predicted for each image; what an interrupted report had done is taken up."""
-    shifts, left_out = shifts_asked(run)
-    wanted = plan(shifts, run.asked.severities if shifts else ())
-    content: dict[str, Any] = before or {
-        "evaluation": EVALUATE,
-        "protocol": protocol(run, shifts, left_out),
-        "finished": False,
-        "rows": [],
-        "images": {},
+def requested_shifts(run: Run, request: Request) -> tuple[dict[str, Shift], dict[str, str]]:
+    """Return the requested shifts by name, and why others are left out."""
+    if request.shift != "few":
+        return shifts_for(request.shift, run.images)
+    found, left_out = shifts_for("augmentations", run.images)
+    return {n: s for n, s in found.items() if n in FEW}, {n: why for n, why in left_out.items() if n in FEW}
+
+
+def protocol(run: Run, request: Request, shifts: dict[str, Shift], left_out: dict[str, str]) -> dict[str, Any]:
+    """Return the protocol of the rows, in the words of `byov evaluate`."""
+    return {
+        "seed": run.reading.seed,
+        "samples": run.reading.samples if run.posterior else None,
+        "strategy": run.reading.strategy,
+        "bins": request.bins,
+        "shift": "augmentations" if request.shift == "few" else request.shift,
+        "severities": list(request.severities) if shifts else [],
+        "shifts": list(shifts),
+        "left_out": left_out,
+        "conventions": conventions(request.bins),
+        **run.protocol(),
     }
-    known = [Row(**row) for row in content["rows"]]
-    task = bar.add_task(f"scores of {run.name}", total=len(wanted), completed=len(known))
-
-    def done(row: Row, images: dict[str, Any]) -> None:
-        content["rows"].append(asdict(row))
-        content["images"][f"{row.shift}/{row.severity}"] = images
-        kept.put("evaluation", content)
-        bar.advance(task)
-
-    rows(run, shifts, known, done)
-    content["finished"] = True
-    content = kept.put("evaluation", content)
-    bar.remove_task(task)
-    return content
 
 
-def shifted(rows: Sequence[Row]) -> Row | None:
-    """The mean over shifts of the means over severities; None where nothing was shifted."""
-    means = summarise(rows)
-    return means[-1] if means else None
+# What is measured beside the scores
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """Return which network it is, how large, and how much of it is random."""
+    q = run.q
+    random = 0 if q is None else sum(tensor.numel() for tensor in q.mean().values())
+    points = run.network.parameters() if q is None else (parameter for _, parameter in q.points())
+    weights = random + sum(parameter.numel() for parameter in points)
+    return {"digest": run.digest, "random": random, "weights": weights, "data": run.data}
+
+
+def clean_images(run: Run, request: Request) -> dict[str, Any]:
+    """Return the records of the clean images alone, from predictions that the gallery needs anyway."""
+    predictions = [run.at_mean] if run.under_draws is None else [run.at_mean, run.under_draws]
+    return {_key((CLEAN, 0)): records(predictions, run.labels)}
+
+
+def records(predictions: Sequence[Prediction], labels: Tensor) -> dict[str, Any]:
+    """Return by reading, at μ and under draws, each image's confidence, and 1 for a hit."""
+    found = {}
+    for reading, prediction in zip(READINGS, predictions, strict=False):
+        confidence, predicted = (values.cpu() for values in prediction.mean.max(1))
+        hits = (predicted == labels.cpu()).int().tolist()
+        found[reading] = {"confidence": [round(c, 6) for c in confidence.tolist()], "correct": hits}
+    return found
+
+
+def gallery(run: Run, request: Request) -> dict[str, Any]:
+    """Return the images it is most and least certain of, by entropy, and its most confident mistakes, as pictures."""
+    prediction, data, labels = run.prediction, run.images, run.labels.cpu()
+    assert prediction.entropy is not None
+    assert prediction.mutual_information is not None
+    probs, entropy, information = (
+        x.cpu() for x in (prediction.mean, prediction.entropy, prediction.mutual_information)
+    )
+    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+
+    def entry(shown: Shown) -> dict[str, Any]:
+        i = shown.index
+        return {
+            "index": i,
+            "label": shown.label,
+            "predicted": shown.predicted,
+            "correct": shown.label == shown.predicted,
+            "confidence": round(float(probs[i].max()), 4),
+            "entropy": round(float(entropy[i]), 4),
+            "mutual_information": round(float(information[i]), 4),
+            "image": data_uri(shown.array()),
+        }
+
+    picked = {"certain": order, "uncertain": order.flip(0), "mistakes": mistakes}
+    found: dict[str, Any] = {"reading": "under_draws" if run.posterior else "at_mean"}
+    for name, places in picked.items():
+        shown = show(data.images, labels, data.class_names, probs, entropy, places[:SHOWN])
+        found[name] = [entry(each) for each in shown]
+    return {**found, "wrong": len(mistakes), "images": len(data)}
+
+
+def convergence(run: Run, request: Request) -> dict[str, Any] | None:
+    """Return the scores of the mean of K draws on clean images, and those at μ; None without a posterior."""
+    if not run.posterior:
+        return None
+    labels = run.labels.cpu()
+    at_mean = headline(run.at_mean.mean.cpu(), labels, request.bins)
+    return {**score_convergence(run.draws(run.pixels), labels, request.bins), "at_mean": at_mean}
+
+
+def pruning(run: Run, request: Request) -> list[dict[str, Any]]:
+    """Return scores at μ of the network pruned in each order it allows: a share of each layer, no retraining.
+
+    Of a pretraining run the encoder is pruned, and the probe stays the one that was fitted before.
+    """
+
+    def read(network: nn.Module) -> Tensor:
+        return run.predictor.read(network, run.pixels)
+
+    curves = [curve(run, read, run.labels, by, SPARSITIES, "layer", request.bins) for by in orders(run)]
+    return [{"scope": "layer", **each} for each in curves]
+
+
+def _key(key: tuple[str, int]) -> str:
+    return f"{key[0]}/{key[1]}"
+
+
+PARTS: dict[str, Callable[[Run, Request], Any]] = {
+    "gallery": gallery,
+    "convergence": convergence,
+    "pruning": pruning,
+    "layers": lambda run, request: None if run.q is None else layer_quantiles(run.q),
+}
+"""What is measured beside the rows of scores, and by what."""

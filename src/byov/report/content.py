@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+import torch
+
 import byov
+from byov.evaluation.layers import layer_history
+from byov.evaluation.results import flat
 from byov.evaluation.rows import CLEAN
 from byov.evaluation.summary import summarise
+from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
 from byov.report.groups import Group, row_score
-from byov.report.intervals import mean_error
-from byov.report.reliability import diagram
-from byov.report.sources import Run, Sources, common, finite, flat, thinned
+from byov.report.intervals import mean_error, wilson
+from byov.report.sources import ReportedRun, Sources, finite, thinned
 from byov.report.verdict import verdict
 
 METRICS: dict[str, tuple[str, str, bool]] = {
@@ -91,7 +95,7 @@ def numbers(groups: Sequence[Group]) -> dict[str, Any]:
     return {"rows": rows, "runs": [row for row in runs if row["scores"]], "probes": probes}
 
 
-def _run_scores(run: Run, reading: str) -> dict[str, Any]:
+def _run_scores(run: ReportedRun, reading: str) -> dict[str, Any]:
     one = Group("", [run])
     found = {}
     for name in METRICS:
@@ -103,20 +107,32 @@ def _run_scores(run: Run, reading: str) -> dict[str, Any]:
 
 
 def calibration(groups: Sequence[Group]) -> dict[str, Any]:
-    """Reliability diagrams, the runs of a group together: on clean images, and on all shifted ones."""
+    """Return reliability diagrams, the runs of a group together: on clean images, and on all shifted ones."""
     found: dict[str, Any] = {}
     for where in ("clean", "shifted"):
         for i, group in enumerate(groups):
             for reading in group.readings:
-                rows = [
-                    row[reading]
-                    for run in group.runs
-                    for key, row in run.parts.get("images", {}).items()
-                    if (key == f"{CLEAN}/0") == (where == "clean")
-                ]
+                rows = [row for run in group.runs for row in run.records(reading, where == "clean")]
                 if rows:
                     found.setdefault(where, {})[f"{i}/{reading}"] = diagram(rows)
     return found
+
+
+def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
+    """Return of the bins that are not empty: count, mean confidence, accuracy, and its 95 % interval (Wilson's)."""
+    confidence = torch.tensor([value for row in rows for value in row["confidence"]], dtype=torch.float32)
+    correct = torch.tensor([value for row in rows for value in row["correct"]], dtype=torch.bool)
+    sums = bin_sums(confidence, correct, equal_width(confidence, bins), bins)
+    found = diagram_of_bins(sums)
+    points = []
+    for count, sure, accuracy in zip(
+        *(x.tolist() for x in (found.count, found.confidence, found.accuracy)), strict=True
+    ):
+        if count:
+            low, high = wilson(accuracy, int(count))
+            point = {"count": int(count), "confidence": sure, "accuracy": accuracy, "low": low, "high": high}
+            points.append(point)
+    return {"bins": bins, "images": len(confidence), "ece": error_of_bins(sums, "l1").item(), "points": points}
 
 
 def ood(groups: Sequence[Group]) -> dict[str, Any]:
@@ -128,7 +144,8 @@ def ood(groups: Sequence[Group]) -> dict[str, Any]:
         for reading in group.readings:
             cells: dict[tuple[str, str, str], list[float]] = {}
             for run in group.evaluated:
-                rows = run.evaluation["rows"]  # type: ignore[index]
+                assert run.evaluation is not None
+                rows = run.evaluation["rows"]
                 means = summarise(rows)
                 for row in [*rows, *means]:
                     shift = "all shifts" if row.severity == 0 and row.shift == "mean" else row.shift
@@ -173,29 +190,32 @@ def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[d
 
 
 def layers(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """σ and SNR by tensor, and how they came to be, where training has written that down."""
+    """Return σ and SNR by tensor, and how they came to be, where training has recorded that."""
     found = _each(groups, "layers")
     for entry in found:
-        run = next(run for run in groups[entry["group"]].runs if run.name == entry["run"])
-        entry["log"] = history(run.layer_log)
+        entry["log"] = history(next(run for run in groups[entry["group"]].runs if run.name == entry["run"]))
     return found
 
 
-def history(records: Sequence[dict[str, Any]], most: int = 8) -> dict[str, Any]:
-    """Mean σ and mean |μ|/σ over training of at most `most` layers, evenly spaced in depth, the heads among them."""
-    records = thinned([record for record in records if isinstance(record.get("layers"), dict)], 60)
-    if len(records) < 2:
+def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
+    """Return mean σ and mean |μ|/σ over training of at most `most` layers, evenly spaced in depth."""
+    try:
+        found = layer_history(run.header.folder) if run.header is not None else None
+    except ValueError:  # nothing was recorded
+        found = None
+    if found is None or len(found.epochs) < 2:
         return {}
-    names = thinned([name for name, row in records[-1]["layers"].items() if row[3] is not None], most)
+    at = thinned(range(len(found.epochs)), 60)
+    random = [i for i, snr in enumerate(found.snr_mean) if snr[-1] is not None]
     return {
-        "epochs": [record["epoch"] for record in records],
+        "epochs": [found.epochs[k] for k in at],
         "layers": [
             {
-                "name": name,
-                "sigma": [record["layers"].get(name, [None] * 5)[1] for record in records],
-                "snr": [record["layers"].get(name, [None] * 5)[3] for record in records],
+                "name": found.layers[i],
+                "sigma": [found.sigma_mean[i][k] for k in at],
+                "snr": [found.snr_mean[i][k] for k in at],
             }
-            for name in names
+            for i in thinned(random, most)
         ],
     }
 
@@ -205,7 +225,8 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
     found = []
     for i, group in enumerate(groups):
         for run in group.runs:
-            lines = thinned([line for line in run.log if "epoch" in line], 120)
+            log = [] if run.header is None else run.header.records("log.jsonl")
+            lines = thinned([line for line in log if "epoch" in line], 120)
             curves = {
                 name: [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
                 for name in CURVES
@@ -239,7 +260,7 @@ def config(groups: Sequence[Group]) -> dict[str, Any]:
             values = [[run.seed for run in group.runs] for group in groups]
         differ = any(value != values[0] for value in values)
         rows.append({"key": key, "values": values, "differ": differ})
-    extra: dict[str, Callable[[Run], Any]] = {
+    extra: dict[str, Callable[[ReportedRun], Any]] = {
         "weights": lambda run: run.parts.get("identity", {}).get("weights"),
         "of them random": lambda run: run.parts.get("identity", {}).get("random"),
         "N of the KL": lambda run: run.about.get("kl_scale"),
@@ -254,8 +275,11 @@ def config(groups: Sequence[Group]) -> dict[str, Any]:
 def protocols(groups: Sequence[Group]) -> dict[str, Any]:
     """What the evaluations agree on, once; what is each one's own, by run."""
     evaluated = [run for group in groups for run in group.evaluated]
-    flats = {run.name: flat(run.evaluation["protocol"]) for run in evaluated}  # type: ignore[index]
+    flats = {run.name: flat(run.protocol) for run in evaluated}
     keys = list(dict.fromkeys(key for settings in flats.values() for key in settings))
-    shared = {key: value for key in keys if (value := common(each.get(key) for each in flats.values())) is not None}
+    first = next(iter(flats.values()), {})
+    shared = {
+        k: first[k] for k in keys if first.get(k) is not None and all(e.get(k) == first[k] for e in flats.values())
+    }
     own = {name: {key: v for key, v in each.items() if key not in shared} for name, each in flats.items()}
     return {"shared": shared, "own": own} if flats else {}

@@ -1,11 +1,17 @@
-"""How the figures look: colours that most eyes can tell apart, and files that are the same for the same numbers."""
+"""How the figures look: colours that most eyes can tell apart, files that are the same for the same numbers, and
+pictures that a page holds inside."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from functools import wraps
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
+
+from PIL import Image
+from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +25,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 ORDERED = "viridis"
 """For what has an order: depth, or the strength of noise."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+SIDE = 96
+"""The longest side of an image on a page; what is smaller stays as it is, and the page enlarges it."""
 _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -96,3 +104,29 @@ def save(made: Figure, stem: Path) -> list[Path]:
         made.savefig(paths[0], dpi=200)
         made.savefig(paths[1], metadata={"Date": None})
     return paths
+
+
+def data_uri(image: Tensor) -> str:
+    """Return an image (C, H, W) in uint8 as an inline PNG, or as WebP where it had to be made smaller."""
+    pixels = image.cpu().permute(1, 2, 0)
+    pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    picture = Image.fromarray(pixels.contiguous().numpy())
+    if max(picture.size) <= SIDE:
+        return _inline(picture, "png", optimize=True)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return _inline(picture, "webp", quality=80)
+
+
+def figure_uri(path: Path, width: int = 1600) -> str | None:
+    """Return a figure that a command has drawn beside its numbers, small enough for a page; None if there is none."""
+    if not path.is_file():
+        return None
+    with Image.open(path) as picture:
+        picture.thumbnail((width, width), Image.Resampling.LANCZOS)
+        return _inline(picture.convert("RGB"), "webp", quality=82)
+
+
+def _inline(picture: Image.Image, kind: str, **options: Any) -> str:
+    content = BytesIO()
+    picture.save(content, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from byov.evaluation.results import flat
 from byov.evaluation.rows import CLEAN, Row
-from byov.report.collect import shifted
-from byov.report.sources import Run, flat
+from byov.evaluation.summary import summarise
+from byov.report.sources import ReportedRun
 from byov.train.run import FREE
 
 METHODS = {
@@ -33,14 +34,14 @@ class Group:
     """One model, trained with one or more seeds."""
 
     label: str
-    runs: list[Run]
+    runs: list[ReportedRun]
 
     @property
     def posterior(self) -> bool:
         return self.runs[0].posterior
 
     @property
-    def evaluated(self) -> list[Run]:
+    def evaluated(self) -> list[ReportedRun]:
         return [run for run in self.runs if run.evaluation is not None]
 
     @property
@@ -58,10 +59,13 @@ class Group:
         return [value for value in found if value is not None]
 
 
-def condition(run: Run, clean: bool) -> Row | None:
+def condition(run: ReportedRun, clean: bool) -> Row | None:
     """The row of clean images, or the mean over the shifts."""
     rows = (run.evaluation or {}).get("rows", [])
-    return next((row for row in rows if row.shift == CLEAN), None) if clean else shifted(rows)
+    if clean:
+        return next((row for row in rows if row.shift == CLEAN), None)
+    means = summarise(rows)
+    return means[-1] if means else None
 
 
 def row_score(row: Row | None, reading: str, score: str) -> float | None:
@@ -69,16 +73,16 @@ def row_score(row: Row | None, reading: str, score: str) -> float | None:
     return None if part is None else part.get(score)
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[ReportedRun]) -> list[Group]:
     """Groups in the order of their first runs; those without a posterior first, as what the others are held against."""
-    together: dict[str, list[Run]] = {}
+    together: dict[str, list[ReportedRun]] = {}
     for run in runs:
         together.setdefault(_key(run), []).append(run)
     each = sorted(together.values(), key=lambda members: members[0].posterior)  # stable
     return [Group(label, members) for label, members in zip(_labels(each), each, strict=True)]
 
 
-def _key(run: Run) -> str:
+def _key(run: ReportedRun) -> str:
     if not run.config:
         stem = re.sub(r"[-_ ]?(seed)?[-_ ]?\d+$", "", run.name)
         return json.dumps(["file", run.kind, run.posterior, stem])
@@ -86,7 +90,7 @@ def _key(run: Run) -> str:
     return json.dumps([run.kind, settings], sort_keys=True)
 
 
-def method(run: Run) -> str:
+def method(run: ReportedRun) -> str:
     """What a reader calls it."""
     if run.config:
         return METHODS.get((run.kind or "", run.config["posterior"]["family"]), run.name)
@@ -95,7 +99,7 @@ def method(run: Run) -> str:
     return run.name
 
 
-def _labels(each: Sequence[list[Run]]) -> list[str]:
+def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:
     """The methods' names; where two groups have the same, with the settings in which they differ."""
     names = [method(members[0]) for members in each]
     labels = []
@@ -109,7 +113,7 @@ def _labels(each: Sequence[list[Run]]) -> list[str]:
     return labels
 
 
-def _difference(run: Run, rivals: Sequence[list[Run]]) -> str:
+def _difference(run: ReportedRun, rivals: Sequence[list[ReportedRun]]) -> str:
     settings = [flat(rival[0].config) for rival in rivals]
     differ = [
         key

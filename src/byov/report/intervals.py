@@ -1,9 +1,10 @@
-"""How sure a difference is: over seeds where there are several, else over the test images."""
+"""How sure a difference is: over seeds where there are several, else over the test images; how sure a share is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 
 Source = Literal["seeds", "images"]
 LEVEL = 0.95
+Z = 1.96
 RESAMPLES = 1000
 Array = Any
 """An array of numpy."""
@@ -103,5 +105,12 @@ def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: 
     counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
     sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
     difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]
-    value, reach = float(difference[0]), 1.96 * float(difference[1:].std(ddof=1))
+    value, reach = float(difference[0]), Z * float(difference[1:].std(ddof=1))
     return Interval(value, value - reach, value + reach, "images")
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a share among `count`: it stays in [0, 1], also where all are hits."""
+    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    reach = Z / (1 + Z**2 / count) * sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return max(0.0, centre - reach), min(1.0, centre + reach)

@@ -9,16 +9,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from byov.report.collect import collect
+from byov.report.collect import Request, collect
 from byov.report.content import METRICS, content
+from byov.report.formatting import cell, count, missing, setting, signed
 from byov.report.groups import group
-from byov.report.measure import Asked
 from byov.report.sources import gather
-from byov.report.words import cell, count, missing, setting, signed
 
 LIMIT = 5_000_000
 """How large a page may be, in bytes: it is sent by mail and opened on a phone."""
@@ -28,9 +26,7 @@ SCRIPTS = ("chart.js", "figures.js", "page.js")
 def report(
     paths: Sequence[Path],
     out: Path,
-    asked: Asked | None = None,
-    root: str | None = None,
-    device: torch.device | str = "cpu",
+    request: Request | None = None,
     compute: bool = True,
     renew: bool = False,
     cache: Path | None = None,
@@ -45,7 +41,7 @@ def report(
     sources = gather(paths)
     for run, name in zip(sources.runs, names or (), strict=False):
         run.name = name
-    collect(sources.runs, asked or Asked(), root, device, compute, renew, cache)
+    collect(sources.runs, request or Request(), compute, renew, cache)
     tree = content(sources, group(sources.runs))
     write(out, render(tree, title))
     return tree

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from byov.evaluation.rows import CLEAN
+from byov.evaluation.results import flat
 from byov.report.groups import Group, condition, row_score
-from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds
-from byov.report.reliability import wilson
-from byov.report.sources import flat
+from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, wilson
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
 """What two evaluations must agree on to be compared; `samples` too, where both have draws."""
@@ -35,14 +33,9 @@ class Side:
         return self.group.values(score, self.reading, clean)
 
     def hits(self, clean: bool) -> list[Hits]:
-        """What each run predicted for each image; nothing where that was not recorded."""
-        found = []
-        for run in self.group.evaluated:
-            images = run.parts.get("images", {}) if run.parts.get("paired") else {}
-            rows = [row[self.reading] for key, row in images.items() if (key == f"{CLEAN}/0") == clean]
-            if rows:
-                found.append(Hits.of(rows))
-        return found if len(found) == len(self.group.evaluated) else []
+        """Return what each run predicted for each image; nothing where that was not recorded of all."""
+        each = [run.records(self.reading, clean) if run.parts.get("paired") else [] for run in self.group.evaluated]
+        return [Hits.of(rows) for rows in each] if all(each) else []
 
 
 def difference(first: Side, second: Side, score: str, clean: bool) -> Interval | None:
@@ -55,7 +48,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
     left, right = first.hits(clean), second.hits(clean)
     value = mean_error(ours)[0] - mean_error(theirs)[0]
     if score == "ece" and left and right:
-        bins = first.group.evaluated[0].evaluation["protocol"]["bins"]  # type: ignore[index]
+        bins = first.group.evaluated[0].protocol["bins"]
         found = over_images(left, right, bins)
         assert found.low is not None
         assert found.high is not None
@@ -65,7 +58,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
 
 def incomparable(first: Group, second: Group) -> str:
     """In what the evaluations of two groups differ, in words; empty if in nothing that matters."""
-    protocols = [flat(run.evaluation["protocol"]) for each in (first, second) for run in each.evaluated]  # type: ignore[index]
+    protocols = [flat(run.protocol) for each in (first, second) for run in each.evaluated]
     keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
     for key in keys:
         values = [protocol.get(key) for protocol in protocols]
@@ -155,7 +148,7 @@ def _word(gap: Interval, alone: bool) -> str:
 
 
 def _told(side: Side) -> dict[str, Any]:
-    draws = side.group.evaluated[0].evaluation["protocol"]["samples"]  # type: ignore[index]
+    draws = side.group.evaluated[0].protocol["samples"]
     reading = f"under {draws} draws" if side.reading == "under_draws" else "at μ" if side.group.posterior else ""
     return {"label": side.label, "reading": reading, "seeds": len(side.group.evaluated)}
 
@@ -171,7 +164,7 @@ def _answer(answers: dict[bool, str]) -> str:
 
 
 def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
-    data = second.group.evaluated[0].evaluation["protocol"]["data"]  # type: ignore[index]
+    data = second.group.evaluated[0].protocol["data"]
     where = f"On {data['images']:,} clean {data['name']} images" if clean else "Under shift"
     ours, theirs = (spelled(mean_error(side.values("ece", clean)), "ece") for side in (second, first))
     names = [f"{told['label']} {told['reading']}".strip() for told in (_told(second), _told(first))]
@@ -194,7 +187,7 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
         yield f"{alone} come from resampling the test images. Training again may change more: name several seeds."
     if None in over:
         yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
-    images = second.group.evaluated[0].evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    images = second.group.evaluated[0].protocol["data"]["images"]
     wrong = _wrong(second)
     if wrong is not None and wrong < FEW_MISTAKES:
         mistakes = "Only 1 clean image is" if wrong == 1 else f"Only {wrong} clean images are"
@@ -205,13 +198,13 @@ def _wrong(side: Side) -> int | None:
     """How many clean images the first run of a side misreads."""
     run = side.group.evaluated[0]
     top1 = row_score(condition(run, True), side.reading, "top1")
-    images = run.evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    images = run.protocol["data"]["images"]
     return None if top1 is None else round((1 - top1) * images)
 
 
 def _within_luck(gap: float, first: Side, second: Side) -> bool:
     """Whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
-    images = first.group.evaluated[0].evaluation["protocol"]["data"]["images"]  # type: ignore[index]
+    images = first.group.evaluated[0].protocol["data"]["images"]
     reach = 0.0
     for side in (first, second):
         wrong = _wrong(side)

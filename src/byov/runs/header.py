@@ -42,16 +42,21 @@ class Header:
         return self.step >= self.total
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """Read the objects of a file beside the checkpoint, one per line; leave out a line that a kill cut short."""
-        path, found = self.folder / name, []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            try:
-                item = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(item, dict):
-                found.append(item)
-        return found
+        """Read the objects of a file beside the checkpoint; see `read_lines`."""
+        return read_lines(self.folder / name)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            item = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(item, dict):
+            found.append(item)
+    return found
 
 
 def checkpoint_of(path: str | Path) -> Path:
