@@ -23,6 +23,7 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.evaluation.scores import headline
 from byov.files import check_out
+from byov.metrics import functional as metrics
 from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
 from byov.pruning.unstructured import By, Scope, check
 from byov.runs import Classifier, Reading, Run, open_run
