@@ -18,8 +18,8 @@ from byov.posterior.module import BayesianModule
 from byov.pruning.blocks import Block
 from byov.pruning.unstructured import weights
 from byov.ssl import pretrain
+from byov.ssl.classifiers import LinearProbe, linear_probe
 from byov.ssl.features import features
-from byov.ssl.linear import LinearProbe, linear_probe
 from byov.ssl.probe import ProbeSettings
 from byov.train import checkpoint, supervised
 
