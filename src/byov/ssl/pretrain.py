@@ -19,12 +19,12 @@ from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
+from byov.train.batchnorm import synchronise
 from byov.train.config import from_dict
 from byov.train.loop import Place, TrainConfig
-from byov.train.objective import ObjectiveConfig
+from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
-from byov.train.sync_batchnorm import synchronise
 
 
 @dataclass(frozen=True)
