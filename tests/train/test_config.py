@@ -221,7 +221,6 @@ def test_nothing_is_mutated() -> None:
         config.seed = 5  # type: ignore[misc]
 
 
-
 def test_one_key_is_read_without_knowing_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "root.toml").write_text("[train]\nname = 'below'\n")
     (tmp_path / "top.toml").write_text("base = 'root.toml'\n")

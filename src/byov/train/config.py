@@ -137,8 +137,9 @@ def _keys(cls: type, prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a config."""
     for field in _fields(cls):
         yield prefix + field.name
-        for table in filter(is_dataclass, _members(_types(cls)[field.name])):
-            yield from _keys(table, f"{prefix}{field.name}.")
+        for table in _members(_types(cls)[field.name]):
+            if isinstance(table, type) and is_dataclass(table):
+                yield from _keys(table, f"{prefix}{field.name}.")
 
 
 def _describe(kind: Any) -> str:
@@ -152,7 +153,7 @@ def _describe(kind: Any) -> str:
         return f"a list, each {_describe(kinds[0])}" if kinds[-1:] == (...,) else f"a list of {len(kinds)}"
     if len(_members(kind)) > 1:
         return " or ".join(_describe(member) for member in _members(kind))
-    return f"a table with {', '.join(_names(kind))}" if is_dataclass(kind) else str(kind)
+    return f"a table with {', '.join(_names(kind))}" if isinstance(kind, type) and is_dataclass(kind) else str(kind)
 
 
 # Values
