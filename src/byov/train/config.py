@@ -121,7 +121,7 @@ def _fields(cls: type) -> list[Field[Any]]:
     return [field for field in fields(cls) if field.init]
 
 
-def _names(cls: type) -> list[str]:
+def _names(cls: Any) -> list[str]:
     return [field.name for field in _fields(cls)]
 
 
@@ -133,12 +133,12 @@ def _is_tuple(kind: Any) -> bool:
     return get_origin(kind) is tuple
 
 
-def _keys(cls: type, prefix: str = "") -> Iterator[str]:
+def _keys(cls: Any, prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a config."""
     for field in _fields(cls):
         yield prefix + field.name
         for table in _members(_types(cls)[field.name]):
-            if isinstance(table, type) and is_dataclass(table):
+            if is_dataclass(table):
                 yield from _keys(table, f"{prefix}{field.name}.")
 
 
@@ -153,7 +153,7 @@ def _describe(kind: Any) -> str:
         return f"a list, each {_describe(kinds[0])}" if kinds[-1:] == (...,) else f"a list of {len(kinds)}"
     if len(_members(kind)) > 1:
         return " or ".join(_describe(member) for member in _members(kind))
-    return f"a table with {', '.join(_names(kind))}" if isinstance(kind, type) and is_dataclass(kind) else str(kind)
+    return f"a table with {', '.join(_names(kind))}" if is_dataclass(kind) else str(kind)
 
 
 # Values
