@@ -25,8 +25,7 @@ from timing import interleaved
 
 from byov.data import Batches, ImageSet
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, PretrainTask
-from byov.train.journal import Journal
-from byov.train.layers import interval, record
+from byov.train.journal import Journal, layer_interval
 from byov.train.loop import Place, TrainConfig
 
 BAR = 0.01
@@ -60,7 +59,7 @@ def case(name: str, device: torch.device, rounds: int) -> dict[str, float | int 
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder), 0, total, total, True) as journal:
 
         def look() -> None:
-            record(journal, task.trainable(), 0, total)
+            journal.record_layers(0, task.trainable())
 
         for _ in range(3):
             step()
@@ -74,7 +73,7 @@ def case(name: str, device: torch.device, rounds: int) -> dict[str, float | int 
         "step_ms": 1e3 * one_step,
         "look_ms": 1e3 * one_look,
         "look_of_step": one_look / one_step,
-        "share": one_look / interval(total) / one_step,
+        "share": one_look / layer_interval(total) / one_step,
     }
 
 

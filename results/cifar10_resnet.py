@@ -33,8 +33,8 @@ from byov.data.augmentations import AUGMENTATIONS
 from byov.device import choose_device
 from byov.evaluation.rows import CLEAN, plan, shifted
 from byov.files import write_json
+from byov.ssl.classifiers import KNN
 from byov.ssl.features import features
-from byov.ssl.knn import knn
 from byov.ssl.pretrain import restore
 from byov.ssl.probe import Probe, ProbeSettings, Scores
 from byov.ssl.temperature import EXAMPLES, tempered
@@ -73,7 +73,7 @@ def read(name: str, root: str) -> None:
     classes = len(train.class_names)
     # In float32 (convolutions in TF32, torch's default), and first: the number that is compared with the public one.
     each = [features(module, part.images, **options) for part in (train, test)]
-    near = Scores.of(knn(each[0], train.labels, each[1], classes=classes), test.labels)
+    near = Scores.of(KNN(each[0], train.labels, classes=classes)(each[1]), test.labels)
     log = (ROOT / f"runs/resnet_{name}/log.jsonl").read_text().splitlines()
     lines = [line for line in log if "alarm" not in json.loads(line)]
     (OUT / f"resnet_{name}.log.jsonl").write_text("".join(f"{line}\n" for line in lines[::5]))

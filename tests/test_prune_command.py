@@ -19,8 +19,8 @@ from byov import cli
 from byov.data import load
 from byov.metrics.functional import calibration_error
 from byov.pruning import layers, load_sparse, prune, prune_groups, sweep
+from byov.ssl.classifiers import linear_probe
 from byov.ssl.features import features
-from byov.ssl.linear import linear_probe
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
 from byov.ssl.pretrain import start as start_pretraining

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from byov.train.diverged import Diverged
+from byov.train import Diverged
 
 VERBS = [
     "demo",

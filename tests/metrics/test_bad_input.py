@@ -1,5 +1,6 @@
 """Every refusal, with its sentence."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 
 from byov import metrics
 from byov.metrics import functional as F
+
+from .cases import assert_equal
 
 GOOD, LABELS = torch.tensor([[0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 1])
 CLASSIFICATION = [
@@ -40,17 +43,20 @@ def test_forecasts_and_labels(function: Callable[..., Any], sentence: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_every_integer_dtype_is_a_label(dtype: torch.dtype) -> None:
-    for function in CLASSIFICATION:
-        function(GOOD, LABELS.to(dtype))
+@pytest.mark.parametrize("function", CLASSIFICATION, ids=lambda f: f.__name__)
+def test_every_integer_dtype_is_a_label(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    assert_equal(function(GOOD, LABELS.to(dtype)), function(GOOD, LABELS))
 
 
-def test_rounding_is_not_an_error() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_not_an_error(dtype: torch.dtype) -> None:
+    """A thousand rounded probabilities miss one, and the score is that of the unrounded ones to the dtype's digits."""
     generator = torch.Generator().manual_seed(0)
-    probs, labels = torch.randn(200, 1000, generator=generator).softmax(1), torch.zeros(200, dtype=torch.int64)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        F.brier_score(probs.to(dtype), labels)
-        F.nll(torch.full((200, 1000), 1e-3).log().to(dtype), labels, log_input=True)
+    logits = torch.randn(200, 1000, generator=generator, dtype=torch.float64)
+    probs, labels = logits.softmax(1), logits.argmax(1)
+    assert F.brier_score(probs.to(dtype), labels).item() == pytest.approx(F.brier_score(probs, labels).item(), rel=1e-3)
+    uniform = torch.full((200, 1000), 1e-3).log().to(dtype)
+    assert F.nll(uniform, labels, log_input=True).item() == pytest.approx(math.log(1000), rel=4e-3)
 
 
 ONE = torch.ones(3)
@@ -67,6 +73,8 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: F.adaptive_calibration_error(GOOD, LABELS, bins=0), "bins must be a whole number"),
     (lambda: F.adaptive_calibration_error(GOOD, LABELS, norm="l2"), "norm must be one of"),
     (lambda: F.reliability_diagram(GOOD, LABELS, bins=-1), "bins must be a whole number"),
+    (lambda: F.calibration_floor(GOOD * 2), "must sum to one"),
+    (lambda: F.calibration_floor(GOOD, bins=0), "bins must be a whole number of at least 1"),
     (lambda: F.aurc(GOOD, LABELS, ONE), "uncertainty must have one entry for each of the 2 samples, got 3"),
     (lambda: F.aurc(GOOD, LABELS, ONE[:2] * float("nan")), "uncertainty must be finite"),
     (lambda: F.ood_auroc(ONE[:0], ONE), "uncertainty_in is empty"),

@@ -1,16 +1,18 @@
-"""Accuracy and the log score against scikit-learn and brute force."""
+"""Scores against scikit-learn, torch.distributions and brute force, the Brier parts against their definitions."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, top_k_accuracy_score
+from sklearn.metrics import brier_score_loss, log_loss, root_mean_squared_error, top_k_accuracy_score
 from torch import Tensor
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.nn import functional as F
 
-from byov.metrics.functional import accuracy, nll
+from byov.metrics.functional import accuracy, brier_decomposition, brier_score, log_predictive_density, nll, rmse
 
 from .inputs import problems, random_problem
 
@@ -30,12 +32,6 @@ def test_accuracy_is_a_stable_sort(problem: tuple[Tensor, Tensor], data: st.Data
             for row, label in zip(probs.tolist(), labels.tolist(), strict=True)]  # fmt: skip
     assert accuracy(probs, labels, top_k).item() == pytest.approx(sum(hits) / len(hits), abs=1e-12)
     assert accuracy(probs, labels, probs.shape[1]) == 1
-
-
-def test_a_constant_forecast_is_not_rewarded() -> None:
-    probs = torch.full((10, 10), 0.1)
-    assert accuracy(probs, torch.arange(10)).item() == pytest.approx(0.1)
-    assert accuracy(probs, torch.arange(10), top_k=3).item() == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -64,3 +60,88 @@ def test_an_underflowed_probability_costs_the_smallest_normal_number() -> None:
     assert nll(probs, torch.tensor([1, 0])).item() == pytest.approx(-math.log(torch.finfo(torch.float32).tiny) / 2)
     probs = probs.double()
     assert nll(probs, torch.tensor([1, 0])).item() == pytest.approx(-math.log(torch.finfo(torch.float64).tiny) / 2)
+
+
+def by_definition(probs: Tensor, labels: Tensor) -> tuple[float, float, float, float]:
+    """The four formulas as they stand, on centred values: no sufficient statistics."""
+    p, y = probs.double().numpy(), np.eye(probs.shape[1])[labels.numpy()]
+    predicted, marginal = p.argmax(1), y.mean(0)
+    resolution = reliability = covariance = 0.0
+    for k in np.unique(predicted):
+        inside = predicted == k
+        weight, forecast, label = inside.mean(), p[inside], y[inside]
+        observed = label.mean(0)
+        resolution += weight * ((observed - marginal) ** 2).sum()
+        reliability += weight * ((forecast - observed) ** 2).sum(1).mean()
+        covariance += weight * ((forecast - forecast.mean(0)) * (label - observed)).sum(1).mean()
+    return 1 - (marginal**2).sum(), resolution, reliability, -2 * covariance
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_score_matches_scikit_learn(classes: int) -> None:
+    probs, labels = random_problem(0, 500, classes)
+    one_hot = torch.eye(classes)[labels]
+    expected = sum(brier_score_loss(one_hot[:, c].numpy(), probs[:, c].numpy()) for c in range(classes))
+    assert brier_score(probs, labels).item() == pytest.approx(expected, abs=1e-12)
+
+
+@given(problems())
+def test_parts_match_their_definitions_and_sum_to_the_score(problem: tuple[Tensor, Tensor]) -> None:
+    probs, labels = problem
+    parts = brier_decomposition(probs, labels)
+    assert parts._fields == ("uncertainty", "resolution", "reliability", "within_bin")
+    for part, expected in zip(parts, by_definition(probs, labels), strict=True):
+        assert part.dtype == torch.float64
+        assert part.item() == pytest.approx(expected, abs=1e-12)
+    assert parts.resolution >= 0
+    assert parts.reliability >= 0
+    score = parts.uncertainty - parts.resolution + parts.reliability + parts.within_bin
+    assert score.item() == pytest.approx(brier_score(probs, labels).item(), abs=1e-12)
+    assert parts.score == score
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("skew", "classes"), [(0.0, 10), (1.0, 10), (0.05, 100)])
+def test_parts_sum_on_balanced_and_imbalanced_labels(dtype: torch.dtype, skew: float, classes: int) -> None:
+    probs, labels = random_problem(0, 20_000, classes, skew=skew)
+    parts = brier_decomposition(probs.to(dtype), labels)
+    assert parts.score.item() == pytest.approx(brier_score(probs.to(dtype), labels).item(), abs=1e-12)
+    if skew:  # the marginals are far from uniform, where a transposed broadcast would show
+        assert parts.uncertainty < 0.99 * (1 - 1 / classes)
+        assert parts.resolution.item() == pytest.approx(by_definition(probs, labels)[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 3)])
+def test_rmse_matches_scikit_learn(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prediction, target = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    expected = root_mean_squared_error(target.reshape(-1).numpy(), prediction.reshape(-1).numpy())
+    assert rmse(prediction, target).item() == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.integers(1, 150), st.integers(1, 8), st.sampled_from([0, 1, 3]), st.floats(1e-3, 1e3), st.integers(0, 999))
+def test_density_is_that_of_a_mixture(samples: int, points: int, outputs: int, precision: float, seed: int) -> None:
+    """An equal mixture of Gaussians by torch.distributions, across the chunks the draws are read in."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (points, outputs) if outputs else (points,)
+    draws = torch.randn(samples, *shape, generator=generator, dtype=torch.float64)
+    target = torch.randn(shape, generator=generator, dtype=torch.float64)
+    component = Normal(draws.movedim(0, 1), torch.tensor(precision, dtype=torch.float64) ** -0.5)
+    weights = Categorical(torch.ones(points, samples, dtype=torch.float64))
+    mixture = MixtureSameFamily(weights, Independent(component, 1) if outputs else component)
+    expected = mixture.log_prob(target).mean().item()
+    assert log_predictive_density(draws, target, precision).item() == pytest.approx(expected, rel=1e-10)
+    assert log_predictive_density(iter(draws), target, precision).item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_precision_per_output() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws, target = torch.randn(1, 6, 2, generator=generator), torch.randn(6, 2, generator=generator)
+    separate = sum(log_predictive_density(draws[..., d], target[..., d], tau) for d, tau in enumerate((0.5, 7.0)))
+    joint = log_predictive_density(draws, target, torch.tensor([0.5, 7.0]))
+    assert joint.item() == pytest.approx(float(separate), abs=1e-12)
+
+
+def test_a_far_target_does_not_underflow() -> None:
+    value = log_predictive_density(torch.zeros(10, 1), torch.tensor([1e4]), precision=0.1)
+    assert value.item() == pytest.approx(0.5 * math.log(0.1 / (2 * math.pi)) - 0.05 * 1e8, rel=1e-12)

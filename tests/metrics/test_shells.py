@@ -1,12 +1,18 @@
 """A shell over any split into batches, merged from any parts, gives the number of its function on the whole."""
 
 import ast
+import doctest
+import importlib
+import inspect
 import pickle
+import pkgutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -125,6 +131,41 @@ def test_plot_returns_a_figure_with_the_numbers(name: str, own_axes: bool) -> No
         tops = [bar.get_y() + bar.get_height() for bar in ax.containers[1]]
         assert tops == pytest.approx(expected.confidence[expected.count > 0].tolist())
     plt.close("all")
+
+
+def report(rank: int, rendezvous: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    try:
+        for split in ([60, 30], [SAMPLES, 0]):
+            mine = torch.arange(SAMPLES).split(split)[rank]
+            for case in CASES.values():
+                metric = fed(case, mine) if len(mine) else case.build()
+                assert_equal(metric.compute(), case.expected())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_processes_report_the_whole(tmp_path: Path) -> None:
+    """Also where one of them has nothing. Forked, as a DataLoader's workers are: it saves two imports of torch."""
+    mp.start_processes(report, (str(tmp_path / "rendezvous"),), nprocs=2, start_method="fork")
+
+
+MODULES = [module.name for module in pkgutil.walk_packages(metrics.__path__, "byov.metrics.")]
+
+
+@pytest.mark.parametrize("name", ["byov.metrics", *MODULES])
+def test_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch}).failed == 0
+
+
+@pytest.mark.parametrize("home", [metrics, metrics.functional], ids=["shells", "functions"])
+def test_every_public_name_has_an_example(home) -> None:  # type: ignore[no-untyped-def]
+    for name in home.__all__:
+        thing = getattr(home, name)
+        if inspect.ismodule(thing) or issubclass(thing if inspect.isclass(thing) else object, tuple):
+            continue
+        assert ">>>" in (thing.__doc__ or ""), name
 
 
 def test_nothing_is_imported_but_torch_and_torchmetrics() -> None:

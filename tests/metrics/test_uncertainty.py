@@ -1,17 +1,32 @@
-"""Entropy and mutual information against scipy and closed forms."""
+"""Entropies against scipy, detection against scikit-learn and scipy, risk–coverage curves against brute force."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import entropy as scipy_entropy
+from scipy.stats import mannwhitneyu
+from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
-from byov.metrics.functional import entropy, mutual_information
+from byov.metrics.functional import (
+    accuracy,
+    aurc,
+    entropy,
+    fpr95,
+    fpr_at_tpr,
+    mutual_information,
+    ood_auroc,
+    risk_coverage,
+)
 
 from .inputs import problems, random_problem
+
+scores = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(lambda xs: torch.tensor(xs) / 4)
 
 
 @given(problems())
@@ -33,3 +48,79 @@ def test_agreeing_draws_have_none_and_opposed_ones_all() -> None:
     assert agreeing.numpy() == pytest.approx(np.zeros(20), abs=1e-12)
     assert (agreeing >= 0).all()
     assert mutual_information(torch.eye(3)[:, None]).item() == pytest.approx(math.log(3))
+
+
+@given(scores, scores)
+def test_auroc_matches_scikit_learn_and_scipy(inside: Tensor, outside: Tensor) -> None:
+    value = ood_auroc(inside, outside).item()
+    truth = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    assert value == pytest.approx(roc_auc_score(truth, torch.cat([inside, outside]).numpy()), abs=1e-12)
+    statistic = mannwhitneyu(outside.numpy(), inside.numpy(), method="asymptotic").statistic
+    assert value == pytest.approx(statistic / (len(inside) * len(outside)), abs=1e-12)
+    assert ood_auroc(outside, inside).item() == pytest.approx(1 - value, abs=1e-12)
+
+
+@given(scores, scores, st.sampled_from([0.05, 0.07, 0.5, 0.75, 0.95, 1.0]))
+def test_fpr_is_the_first_point_of_the_roc_curve_that_reaches_the_tpr(
+    inside: Tensor, outside: Tensor, tpr: float
+) -> None:
+    truth = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    fprs, tprs, _ = roc_curve(truth, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
+    expected = fprs[np.argmax(tprs >= tpr - 1e-9)]
+    assert fpr_at_tpr(inside, outside, tpr).item() == pytest.approx(expected, abs=1e-12)
+    assert fpr95(inside, outside) == fpr_at_tpr(inside, outside, 0.95)
+
+
+def test_seven_per_cent_of_a_hundred_are_seven() -> None:
+    """0.07 · 100 is 7.000000000000001 in floating point, which must not ask for an eighth."""
+    outside = torch.arange(100.0)
+    assert fpr_at_tpr(torch.tensor([91.5, 92.5, 93.5]), outside, tpr=0.07).item() == pytest.approx(1 / 3)
+
+
+def test_float64_scores_are_not_rounded_together() -> None:
+    inside = torch.tensor([1 + 1e-12], dtype=torch.float64)
+    assert ood_auroc(inside, inside + 1e-12) == 1
+    assert ood_auroc(inside, inside) == 0.5
+    assert ood_auroc(inside, inside - 5e-13) == 0
+
+
+def test_matches_a_sort_where_nothing_ties() -> None:
+    probs, labels = random_problem(0, 300, 4)
+    confidence, predicted = probs.max(1)
+    order = confidence.argsort(descending=True).tolist()
+    errors = (predicted != labels).tolist()
+    risks = [sum(errors[j] for j in order[:i]) / i for i in range(1, 301)]
+    curve = risk_coverage(probs, labels)
+    assert curve.risk.tolist() == pytest.approx(risks, abs=1e-12)
+    assert curve.coverage.tolist() == pytest.approx([i / 300 for i in range(1, 301)])
+    assert aurc(probs, labels).item() == pytest.approx(sum(risks) / 300, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
+def test_ties_are_the_mean_over_all_orders(samples: list[tuple[int, bool]]) -> None:
+    uncertainty = torch.tensor([float(u) for u, _ in samples])
+    labels = torch.tensor([int(wrong) for _, wrong in samples])
+    probs = torch.tensor([[1.0, 0.0]]).expand(len(samples), 2)
+    curves = []
+    for order in permutations(samples):
+        wrong = [w for _, w in sorted(order, key=lambda sample: sample[0])]
+        curves.append([sum(wrong[:i]) / i for i in range(1, len(wrong) + 1)])
+    expected = torch.tensor(curves, dtype=torch.float64).mean(0)
+    curve = risk_coverage(probs, labels, uncertainty)
+    assert curve.risk.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+    assert aurc(probs, labels, uncertainty).item() == pytest.approx(expected.mean().item(), abs=1e-12)
+
+
+@given(problems())
+def test_full_coverage_is_the_error_rate_and_no_information_is_flat(problem: tuple[Tensor, Tensor]) -> None:
+    probs, labels = problem
+    error = 1 - accuracy(probs, labels).item()
+    assert risk_coverage(probs, labels).risk[-1].item() == pytest.approx(error, abs=1e-12)
+    assert aurc(probs, labels, torch.ones(len(labels))).item() == pytest.approx(error, abs=1e-12)
+
+
+def test_an_oracle_is_best_and_its_opposite_worst() -> None:
+    probs, labels = random_problem(1, 400, 4)
+    wrong = (probs.argmax(1) != labels).double()
+    oracle, entropic, inverse = (aurc(probs, labels, score).item() for score in (wrong, entropy(probs), -wrong))
+    assert oracle < entropic < wrong.mean().item() < inverse

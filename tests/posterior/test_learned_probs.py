@@ -204,55 +204,9 @@ def test_at_the_start_nothing_but_the_logits_is_new(kind: type) -> None:
     torch.testing.assert_close(p, torch.tensor([[0.5], [0.3], [0.2]]).expand_as(p))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_component_that_fits_is_found(kind: type) -> None:
-    """Component 1 is the truth, the others are not: a hundred single draws tell."""
-    torch.manual_seed(0)
-    truth, x = nn.Linear(4, 2), torch.randn(64, 4)
-    model = byov.bayesianize(truth, kind(3, learn_probs=True))
-    with torch.no_grad():
-        for k in (0, 2):
-            model.factors[0].get_parameter("components")[k].normal_()
-    logits = model.factors[0].get_parameter("logits")
-    optimizer = torch.optim.Adam([logits], lr=0.1)
-    for _ in range(100):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), truth(x)).backward()
-        optimizer.step()
-    assert logits.softmax(0)[1, 0] > 0.8
-
-
 def test_the_optimizer_neither_decays_nor_adapts_them() -> None:
     model = byov.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), byov.EMP(3, learn_probs=True))
     groups = {group["role"]: group["params"] for group in parameter_groups(model, 0.1)}
     logits = model.factors[0].get_parameter("logits")
     assert any(p is logits for p in groups["excluded"])
     assert not any(p is logits for p in groups["weights"])
-
-
-def test_a_state_with_fixed_probabilities_is_told_from_one_with_learned() -> None:
-    fixed, learned = (byov.bayesianize(nn.Linear(2, 2), byov.EMP(3, learn_probs=b)) for b in (False, True))
-    with pytest.raises(ValueError, match="learn_probs"):
-        learned.load_state_dict(fixed.state_dict())
-
-
-# Where components start
-
-
-def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(50, 40), nn.BatchNorm1d(40))
-    model = byov.bayesianize(net, byov.ECMP(5, spread=0.3))
-    for name, mean in model.mean().items():
-        torch.testing.assert_close(mean, net.get_parameter(name).data, rtol=1e-5, atol=1e-6)
-    components = model.factors[0].layout.split(model.factors[0].get_parameter("components").detach())
-    weight = components["0.weight"] / net.get_parameter("0.weight").data - 1.0  # ε less its mean over five
-    assert float(weight.var(0, correction=1).mean()) == pytest.approx(0.3**2, rel=0.05)
-    assert float(components["1.weight"].std()) == pytest.approx(0.3 * (4 / 5) ** 0.5, rel=0.2)
-    assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
-
-
-@pytest.mark.parametrize("spread", [-0.1, float("inf"), float("nan")])
-def test_a_spread_that_is_none_is_refused(spread: float) -> None:
-    with pytest.raises(ValueError, match="spread of at least 0"):
-        byov.EMP(3, spread=spread)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,8 +49,20 @@ def fits(z: Tensor, probs: tuple[float, ...]) -> float:
     return stats.chisquare(counts, np.array(probs) * counts.sum()).pvalue
 
 
-def small() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+def each_by_itself(z: Tensor, probs: tuple[float, ...]) -> None:
+    """Every column has these frequencies, and no two depend on each other."""
+    columns, k = range(z.shape[1]), len(probs)
+    assert min(fits(z[:, i], probs) for i in columns) > 0.001 / len(columns)
+    pairs = [(i, j) for i in columns for j in range(i)]
+    assert min(independent(z[:, i], z[:, j], k) for i, j in pairs) > 0.001 / len(pairs)
+
+
+def small(value: float | None = None) -> nn.Sequential:
+    """A small network; with a value, all its parameters are that number."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    for parameter in net.parameters() if value is not None else ():
+        nn.init.constant_(parameter, value)
+    return net
 
 
 # What shares an assignment
@@ -65,11 +79,7 @@ def test_emp_is_equal_inside_a_layer_and_independent_across() -> None:
 
 
 def test_ecmp_is_independent_per_element() -> None:
-    z = torch.cat(list(assignments(small(), byov.ECMP(3, probs=PROBS), 2000).values()), dim=1)
-    weights = z.shape[1]
-    assert min(fits(z[:, i], PROBS) for i in range(weights)) > 0.001 / weights
-    pairs = [(i, j) for i in range(weights) for j in range(i)]
-    assert min(independent(z[:, i], z[:, j]) for i, j in pairs) > 0.001 / len(pairs)
+    each_by_itself(torch.cat(list(assignments(small(), byov.ECMP(3, probs=PROBS), 2000).values()), dim=1), PROBS)
 
 
 def test_ensemble_is_one_component_for_the_whole_network() -> None:
@@ -91,12 +101,8 @@ def test_components_are_uniform_by_default(family: Family) -> None:
 
 
 def test_dropconnect_drops_each_weight_by_itself_and_no_bias() -> None:
-    net = small()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.fill_(0.7)
     n, p = 2000, 0.3
-    draws = byov.bayesianize(net, byov.DropConnect(p)).sample(n, seeded())
+    draws = byov.bayesianize(small(0.7), byov.DropConnect(p)).sample(n, seeded())
     kept = []
     for name, draw in draws.items():
         if "bias" in name:
@@ -105,10 +111,7 @@ def test_dropconnect_drops_each_weight_by_itself_and_no_bias() -> None:
         values = draw.detach().flatten(1)
         assert torch.allclose(values[values != 0], torch.tensor(1.0))  # 0.7 / (1 − p)
         kept.append(values != 0)
-    z = torch.cat(kept, dim=1).long()
-    pairs = [(i, j) for i in range(z.shape[1]) for j in range(i)]
-    assert min(fits(z[:, i], (p, 1 - p)) for i in range(z.shape[1])) > 0.001 / z.shape[1]
-    assert min(independent(z[:, i], z[:, j], 2) for i, j in pairs) > 0.001 / len(pairs)
+    each_by_itself(torch.cat(kept, dim=1).long(), (p, 1 - p))
 
 
 @pytest.mark.parametrize(
@@ -155,18 +158,12 @@ def test_dropout_of_an_embedding_drops_tokens() -> None:
 
 def test_dropout_never_drops_a_bias_and_drops_units_independently() -> None:
     n, p = 2000, 0.25
-    net = small()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.fill_(1.0)
-    draws = byov.bayesianize(net, byov.Dropout(p)).sample(n, seeded())
+    draws = byov.bayesianize(small(1.0), byov.Dropout(p)).sample(n, seeded())
     assert all((draw == 1).all() for name, draw in draws.items() if "bias" in name)
     for weight in (draws["0.weight"], draws["2.weight"]):
         assert (weight == weight[:, :1]).all()  # every output loses the same inputs
     z = torch.cat([draws["0.weight"][:, 0], draws["1.weight"], draws["2.weight"][:, 0]], dim=1).ne(0).long()
-    pairs = [(i, j) for i in range(z.shape[1]) for j in range(i)]
-    assert min(fits(z[:, i], (p, 1 - p)) for i in range(z.shape[1])) > 0.001 / z.shape[1]
-    assert min(independent(z[:, i], z[:, j], 2) for i, j in pairs) > 0.001 / len(pairs)
+    each_by_itself(z, (p, 1 - p))
 
 
 @pytest.mark.parametrize("family", [byov.Dropout(0.0), byov.DropConnect(0.0)], ids=repr)
@@ -237,6 +234,7 @@ def test_float64_statistics_are_averaged_in_float64() -> None:
 # Moments
 
 SPREAD: list[Family] = [
+    byov.Gaussian(-2.0),
     byov.Ensemble(3, probs=PROBS),
     byov.EMP(3, probs=PROBS),
     byov.ECMP(3, probs=PROBS),
@@ -300,6 +298,19 @@ def test_copies_start_at_the_network_and_resets_apart() -> None:
     assert components.abs().max() <= 1 / 2**0.5  # nn.Linear's own bounds, 1/√in
 
 
+def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(50, 40), nn.BatchNorm1d(40))
+    model = byov.bayesianize(net, byov.ECMP(5, spread=0.3))
+    for name, mean in model.mean().items():
+        torch.testing.assert_close(mean, net.get_parameter(name).data, rtol=1e-5, atol=1e-6)
+    components = model.factors[0].layout.split(model.factors[0].get_parameter("components").detach())
+    weight = components["0.weight"] / net.get_parameter("0.weight").data - 1.0  # ε less its mean over five
+    assert float(weight.var(0, correction=1).mean()) == pytest.approx(0.3**2, rel=0.05)
+    assert float(components["1.weight"].std()) == pytest.approx(0.3 * (4 / 5) ** 0.5, rel=0.2)
+    assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
+
+
 # Equation (6)
 
 
@@ -352,36 +363,34 @@ BERNOULLI = [byov.Dropout, byov.DropConnect]
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)
-def test_bad_mixtures_are_refused_in_a_sentence(kind: type) -> None:
-    name = kind.__name__
-    for k in (1, 0, -3, 2.5, True):
-        with pytest.raises(ValueError, match=f"{name} needs at least 2 components, not k="):
-            kind(k)
-    with pytest.raises(ValueError, match=f"{name} needs mixing probabilities above 0 that sum to 1"):
-        kind(2, probs=(0.5, 0.6))
-    with pytest.raises(ValueError, match=f"{name} needs mixing probabilities above 0 that sum to 1"):
-        kind(2, probs=(1.0, 0.0))
-    with pytest.raises(ValueError, match=rf"{name}\(3\) needs 3 mixing probabilities, not 2"):
-        kind(3, probs=(0.5, 0.5))
-    with pytest.raises(ValueError, match=f"{name} starts from 'copy' or 'reset', not 'random'"):
-        kind(2, start="random")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        *[({"k": k}, " needs at least 2 components, not k=") for k in (1, 0, -3, 2.5, True)],
+        ({"probs": (0.5, 0.6)}, " needs mixing probabilities above 0 that sum to 1"),
+        ({"probs": (1.0, 0.0)}, " needs mixing probabilities above 0 that sum to 1"),
+        ({"k": 3, "probs": (0.5, 0.5)}, r"\(3\) needs 3 mixing probabilities, not 2"),
+        ({"start": "random"}, " starts from 'copy' or 'reset', not 'random'"),
+        *[({"spread": spread}, " needs a spread of at least 0") for spread in (-0.1, float("inf"), float("nan"))],
+        *[({"sigma": sigma}, " needs a σ of at least 0") for sigma in (-0.1, float("nan"), float("inf"), None)],
+    ],
+)
+def test_bad_mixtures_are_refused_in_a_sentence(kind: type, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__}{sentence}"):
+        kind(**{"k": 2, **arguments})
 
 
 @pytest.mark.parametrize("kind", BERNOULLI)
-@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, float("nan"), "a"])
-def test_a_probability_of_dropping_is_in_0_1(kind: type, p: float) -> None:
-    with pytest.raises(ValueError, match=rf"{kind.__name__} needs a probability of dropping in \[0, 1\)"):
-        kind(p)
-
-
-@pytest.mark.parametrize("sigma", [-0.1, float("nan"), float("inf"), None])
-def test_a_sigma_is_at_least_0(sigma: float) -> None:
-    for kind in COMPONENTS:
-        with pytest.raises(ValueError, match=f"{kind.__name__} needs a σ of at least 0"):
-            kind(2, sigma=sigma)
-    for kind in BERNOULLI:
-        with pytest.raises(ValueError, match=f"{kind.__name__} needs a σ of at least 0"):
-            kind(0.1, sigma=sigma)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        *[({"p": p}, r"a probability of dropping in \[0, 1\)") for p in (1.0, 1.5, -0.1, float("nan"), "a")],
+        *[({"sigma": sigma}, "a σ of at least 0") for sigma in (-0.1, float("nan"), float("inf"), None)],
+    ],
+)
+def test_bad_dropouts_are_refused_in_a_sentence(kind: type, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__} needs {sentence}"):
+        kind(**{"p": 0.1, **arguments})
 
 
 def test_families_are_frozen_and_equal_by_value() -> None:
@@ -389,31 +398,3 @@ def test_families_are_frozen_and_equal_by_value() -> None:
     assert len({byov.EMP(3), byov.EMP(3), byov.ECMP(3)}) == 2
     with pytest.raises(AttributeError):
         byov.EMP(3).k = 4
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-def test_held_apart_components_have_the_mean_of_their_gradients_and_a_share_of_the_rest(share: float) -> None:
-    model = byov.bayesianize(nn.Linear(3, 2), byov.ECMP(4, spread=0.5))
-    components = model.factors[0].get_parameter("components")
-    before = components.detach().clone()
-    model(torch.randn(5, 3)).square().mean().backward()
-    gradient = components.grad.clone()  # type: ignore[union-attr]
-    byov.hold_apart(model, share)
-    mean = gradient.mean(0)
-    torch.testing.assert_close(components.grad, mean + share * (gradient - mean))
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    if share == 0:
-        torch.testing.assert_close(components - components[:1], before - before[:1])
-        assert not torch.equal(components, before)
-
-
-def test_what_cannot_be_held_apart_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no components"):
-        byov.hold_apart(byov.bayesianize(nn.Linear(3, 2), byov.Gaussian()), 0.2)
-    with pytest.raises(TypeError, match="of a BayesianModule, not for Linear"):
-        byov.hold_apart(nn.Linear(3, 2), 0.2)  # type: ignore[arg-type]
-    model = byov.bayesianize(nn.Linear(3, 2), byov.EMP(2))
-    byov.hold_apart(model, 0.2)  # without gradients there is nothing to scale
-    for share in (-0.1, float("nan")):
-        with pytest.raises(ValueError, match="at least 0"):
-            byov.hold_apart(model, share)

@@ -1,14 +1,15 @@
-"""β over training and what N is: the numbers at the start, the middle and the end."""
+"""β over training, what N is, and components whose gradients are held apart."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import cos, pi
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import byov
 
@@ -47,38 +48,61 @@ def test_beta_stays_between_its_ends(step: int, total: int, end: float, start: f
         assert value == pytest.approx(end)
 
 
-@given(st.integers(1, 200), st.sampled_from(["cosine", "linear"]))
-def test_beta_never_falls_on_the_way_up(total: int, schedule: Any) -> None:
-    values = [byov.beta(step, total, schedule=schedule) for step in range(total + 1)]
-    assert all(a <= b for a, b in pairwise(values))
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"total": 0}, "at least one step, not 0"),
+        ({"end": -1}, "β is at least 0, not -1"),
+        ({"schedule": "step"}, "'cosine', 'linear' or 'constant', not 'step'"),
+    ],
+)
+def test_bad_schedules_are_refused_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        byov.beta(**{"step": 0, "total": 10, **arguments})
 
 
-def test_bad_schedules_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="at least one step, not 0"):
-        byov.beta(0, 0)
-    with pytest.raises(ValueError, match="β is at least 0, not -1"):
-        byov.beta(0, 10, end=-1)
-    with pytest.raises(ValueError, match="'cosine', 'linear' or 'constant', not 'step'"):
-        byov.beta(0, 10, schedule="step")
+@pytest.mark.parametrize(
+    ("scale", "n"), [("dataset", 50_000.0), ("parameters", 1_000.0), ("none", 1.0), (123, 123.0), (0.5, 0.5)]
+)
+def test_kl_scale(scale: Any, n: float) -> None:
+    found = byov.kl_scale(scale, 50_000, 1_000)
+    assert found == n
+    assert isinstance(found, float)
 
 
-def test_kl_scale() -> None:
-    assert byov.kl_scale("dataset", 50_000, 1_000) == 50_000.0
-    assert byov.kl_scale("parameters", 50_000, 1_000) == 1_000.0
-    assert byov.kl_scale("none", 50_000, 1_000) == 1.0
-    assert byov.kl_scale(123, 50_000, 1_000) == 123.0
-    assert byov.kl_scale(0.5, 50_000, 1_000) == 0.5
+@pytest.mark.parametrize(
+    ("scale", "sentence"),
+    [(scale, "'dataset', 'parameters', 'none' or a number") for scale in ("batch", None, True, [1])]
+    + [(scale, "kl_scale must be above 0") for scale in (0, -1.0, float("nan"), "dataset")],
+)
+def test_a_bad_kl_scale_is_refused(scale: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        byov.kl_scale(scale, 0, 10)
 
 
-@pytest.mark.parametrize("scale", ["batch", None, True])
-def test_an_unknown_kl_scale_is_refused(scale: Any) -> None:
-    with pytest.raises(ValueError, match="'dataset', 'parameters', 'none' or a number"):
-        byov.kl_scale(scale, 10, 10)
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_held_apart_components_have_the_mean_of_their_gradients_and_a_share_of_the_rest(share: float) -> None:
+    model = byov.bayesianize(nn.Linear(3, 2), byov.ECMP(4, spread=0.5))
+    components = model.factors[0].get_parameter("components")
+    before = components.detach().clone()
+    model(torch.randn(5, 3)).square().mean().backward()
+    gradient = components.grad.clone()  # type: ignore[union-attr]
+    byov.hold_apart(model, share)
+    mean = gradient.mean(0)
+    torch.testing.assert_close(components.grad, mean + share * (gradient - mean))
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    if share == 0:
+        torch.testing.assert_close(components - components[:1], before - before[:1])
+        assert not torch.equal(components, before)
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan")])
-def test_a_kl_scale_is_above_0(scale: float) -> None:
-    with pytest.raises(ValueError, match="kl_scale must be above 0"):
-        byov.kl_scale(scale, 10, 10)
-    with pytest.raises(ValueError, match="kl_scale must be above 0"):
-        byov.kl_scale("dataset", 0, 10)
+def test_what_cannot_be_held_apart_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no components"):
+        byov.hold_apart(byov.bayesianize(nn.Linear(3, 2), byov.Gaussian()), 0.2)
+    with pytest.raises(TypeError, match="of a BayesianModule, not for Linear"):
+        byov.hold_apart(nn.Linear(3, 2), 0.2)  # type: ignore[arg-type]
+    model = byov.bayesianize(nn.Linear(3, 2), byov.EMP(2))
+    byov.hold_apart(model, 0.2)  # without gradients there is nothing to scale
+    for share in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="at least 0"):
+            byov.hold_apart(model, share)

@@ -55,15 +55,6 @@ def test_ema_s_variance_survives_float32() -> None:
     torch.testing.assert_close(ema.variance(0).double(), square - mean**2, rtol=0.1, atol=1e-12)
 
 
-def test_ema_starts_at_the_mean_without_variance() -> None:
-    model = make()
-    ema = byov.EMA(model)
-    assert torch.equal(ema.mean(0), model.factors[0].flat_mean())
-    assert (ema.variance(0) == 0).all()
-    shake(model)
-    assert not torch.equal(ema.mean(0), model.factors[0].flat_mean())
-
-
 def test_ema_is_of_the_mean_and_never_of_a_draw() -> None:
     model = make(rules=byov.EMP(2))
     shake(model)
@@ -163,68 +154,53 @@ def test_the_teacher_is_not_learned() -> None:
     assert not any(b.requires_grad for b in model.prior.buffers())
 
 
-@pytest.mark.parametrize("kind", [byov.TeacherMean, byov.TeacherNormal])
-def test_a_teacher_prior_is_saved_and_restored(kind: Any) -> None:
-    model, other = make(kind()), make(kind())
-    for _ in range(3):
-        shake(model, 0.1)
+def named(value: float) -> byov.Normal:
+    values = {name: torch.full_like(m, value) for name, m in make().mean().items()}
+    return byov.Normal(values, values)
+
+
+@pytest.mark.parametrize(
+    ("saved", "fresh"),
+    [
+        (byov.TeacherMean, byov.TeacherMean),
+        (byov.TeacherNormal, byov.TeacherNormal),
+        (lambda: byov.Normal(0.3, 0.2), byov.Normal),
+        (lambda: named(0.4), lambda: named(1.0)),
+    ],
+    ids=["teacher-mean", "teacher-normal", "numbers", "by name"],
+)
+def test_a_prior_is_saved_and_restored(saved: Any, fresh: Any) -> None:
+    model, other = make(saved()), make(fresh())
+    shake(model, 0.1)
+    if isinstance(model.prior, byov.TeacherMean | byov.TeacherNormal):
         model.prior.ema.update(model, 0.9)
     assert other.kl() != model.kl()
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     assert torch.equal(other.kl(), model.kl())
 
 
-def test_a_normal_prior_is_saved_and_restored() -> None:
-    model, other = make(byov.Normal(0.3, 0.2)), make()
-    assert other.kl() != model.kl()
-    other.load_state_dict(copy.deepcopy(model.state_dict()))
-    assert torch.equal(other.kl(), model.kl())
-    values = {name: torch.rand_like(m) + 0.1 for name, m in model.mean().items()}
-    named = make(byov.Normal(values, values))
-    ones = {name: torch.ones_like(value) for name, value in values.items()}
-    again = make(byov.Normal(ones, ones))
-    again.load_state_dict(copy.deepcopy(named.state_dict()))
-    assert torch.equal(again.kl(), named.kl())
-
-
-def test_a_state_with_another_kind_of_prior_is_refused() -> None:
-    state = make(byov.TeacherMean()).state_dict()
-    model = make()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="saved with a TeacherMean prior, the model has a Normal"):
-        model.load_state_dict(state)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-@pytest.mark.parametrize("std", [0.0, -1.0, {"weight": torch.zeros(2)}])
-def test_a_standard_deviation_is_above_0(std: Any) -> None:
-    with pytest.raises(ValueError, match="a standard deviation above 0"):
-        byov.Normal(0.0, std)
-
-
-def test_bad_priors_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="finite moments"):
-        byov.Normal(float("nan"), 1.0)
-    with pytest.raises(ValueError, match="a number or a mapping"):
-        byov.Normal("zero", 1.0)
-    with pytest.raises(ValueError, match="a number or a mapping"):
-        byov.Normal(torch.zeros(3), 1.0)
-    with pytest.raises(ValueError, match="a standard deviation above 0, not 0"):
-        byov.TeacherMean(std=0.0)
-    with pytest.raises(ValueError, match="a variance floor above 0, not 0"):
-        byov.TeacherNormal(floor=0.0)
-    with pytest.raises(ValueError, match=r"fed by a byov\.EMA, not Linear"):
-        byov.TeacherMean(nn.Linear(2, 2))
-    model = make()
-    with pytest.raises(ValueError, match=r"A prior is byov\.Normal, .* not 'normal'"):
-        model.kl("normal")
-    with pytest.raises(ValueError, match=r"A prior is byov\.Normal"):
-        make("normal")
-    with pytest.raises(ValueError, match=r"The prior has no mean for 0\.weight"):
-        model.kl(byov.Normal({"2.weight": torch.zeros(())}, 1.0))
-    shape = {name: torch.zeros(7) for name in model.covered()}
-    with pytest.raises(ValueError, match=r"The prior's mean for 0\.weight has shape \(7,\), the parameter \(4, 3\)"):
-        model.kl(byov.Normal(shape, 1.0))
+@pytest.mark.parametrize(
+    ("prior", "sentence"),
+    [
+        *[(lambda s=s: byov.Normal(0.0, s), "deviation above 0") for s in (0.0, -1.0, {"weight": torch.zeros(2)})],
+        (lambda: byov.Normal(float("nan"), 1.0), "finite moments"),
+        (lambda: byov.Normal("zero", 1.0), "a number or a mapping"),
+        (lambda: byov.Normal(torch.zeros(3), 1.0), "a number or a mapping"),
+        (lambda: byov.TeacherMean(std=0.0), "a standard deviation above 0, not 0"),
+        (lambda: byov.TeacherNormal(floor=0.0), "a variance floor above 0, not 0"),
+        (lambda: byov.TeacherMean(nn.Linear(2, 2)), r"fed by a byov\.EMA, not Linear"),
+        (lambda: "normal", r"A prior is byov\.Normal, .* not 'normal'"),
+        (lambda: byov.Normal({"2.weight": torch.zeros(())}, 1.0), r"The prior has no mean for 0\.weight"),
+        (
+            lambda: byov.Normal({name: torch.zeros(7) for name in make().covered()}, 1.0),
+            r"The prior's mean for 0\.weight has shape \(7,\), the parameter \(4, 3\)",
+        ),
+    ],
+)
+def test_bad_priors_are_refused_in_a_sentence(prior: Any, sentence: str) -> None:
+    for use in (make, make().kl):
+        with pytest.raises(ValueError, match=sentence):
+            use(prior())
 
 
 def test_points_need_a_prior_that_knows_them() -> None:

@@ -16,10 +16,15 @@ from byov.posterior import Family
 from .networks import shake
 
 
-def single_draw_average(
-    model: byov.BayesianModule, noises: list[tuple[float, dict[str, Tensor]]], x: Tensor, y: Tensor
-) -> dict[str, Tensor]:
-    """The average of the gradients of single draws, each weighted by its probability, over all draws there are."""
+def unbiased(
+    model: byov.BayesianModule,
+    leaves: dict[str, Tensor],
+    noises: list[tuple[float, dict[str, Tensor]]],
+    exact: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> None:
+    """The gradients of single draws, each weighted by its probability, add up to that of the expected loss."""
     assert sum(p for p, _ in noises) == pytest.approx(1.0)
     (role,) = model.parameters()
     average = torch.zeros_like(role)
@@ -28,7 +33,9 @@ def single_draw_average(
         with model.draw(noise=[noise]):
             F.mse_loss(model(x), y).backward()
         average += probability * role.grad
-    return model.factors[0].layout.split(average)
+    exact.backward()
+    for name, gradient in model.factors[0].layout.split(average).items():
+        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
 
 
 def double(net: nn.Module, family: Family) -> tuple[byov.BayesianModule, dict[str, Tensor], Tensor, Tensor]:
@@ -53,9 +60,7 @@ def test_emp_s_gradient_is_unbiased() -> None:
             h = h @ leaves[f"{layer}.weight"][k].T + leaves[f"{layer}.bias"][k]
             h = h if layer == "4" else torch.tanh(h)
         exact = exact + probability * ((h - y) ** 2).mean()
-    exact.backward()
-    for name, gradient in single_draw_average(model, noises, x, y).items():
-        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+    unbiased(model, leaves, noises, exact, x, y)
 
 
 def test_ecmp_s_gradient_is_unbiased() -> None:
@@ -70,9 +75,7 @@ def test_ecmp_s_gradient_is_unbiased() -> None:
         hidden = torch.tanh(x[:, 0] * w[z[0], 0, 0] + x[:, 1] * w[z[1], 0, 1] + b[z[2], 0])
         out = hidden * v[z[3], 0, 0] + c[z[4], 0]
         exact = exact + probability * ((out - y[:, 0]) ** 2).mean()
-    exact.backward()
-    for name, gradient in single_draw_average(model, noises, x, y).items():
-        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+    unbiased(model, leaves, noises, exact, x, y)
 
 
 def test_dropout_s_gradient_is_unbiased() -> None:
@@ -86,6 +89,4 @@ def test_dropout_s_gradient_is_unbiased() -> None:
         hidden = torch.tanh(F.linear(x * mask[:2], leaves["0.weight"], leaves["0.bias"]))
         out = F.linear(hidden * mask[2:], leaves["2.weight"], leaves["2.bias"])
         exact = exact + probability * ((out - y) ** 2).mean()
-    exact.backward()
-    for name, gradient in single_draw_average(model, noises, x, y).items():
-        torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-12)
+    unbiased(model, leaves, noises, exact, x, y)

@@ -95,54 +95,57 @@ def test_torchvision_loses_units_but_no_heads() -> None:
         prune_groups(net, 0.5, 0.0, "magnitude")
 
 
-def by_hand(model: BayesianModule, by: str) -> tuple[list[Tensor], list[Tensor]]:
-    """The scores of the heads and of the units of our ViT, one weight after the other."""
-    mean, std = model.mean(), model.std()
-    heads, units = [], []
-    for i in range(4):
-        each = []
-        for head in range(2):
-            own = slice(32 * head, 32 * head + 32)
-            rows = [slice(64 * j + 32 * head, 64 * j + 32 * head + 32) for j in range(3)]
-            groups = [
-                torch.cat(
-                    [v[f"blocks.{i}.attn.qkv.weight"][r].flatten() for r in rows]
-                    + [v[f"blocks.{i}.attn.qkv.bias"][r] for r in rows]
-                    + [v[f"blocks.{i}.attn.proj.weight"][:, own].flatten()]
-                )
-                for v in (mean, std)
-            ]
-            each.append(groups)
-        heads.append(each)
-        each = []
-        for unit in range(256):
-            name = f"blocks.{i}.mlp"
-            groups = [
-                torch.cat(
-                    [v[f"{name}.fc1.weight"][unit], v[f"{name}.fc1.bias"][[unit]], v[f"{name}.fc2.weight"][:, unit]]
-                )
-                for v in (mean, std)
-            ]
-            each.append(groups)
-        units.append(each)
+Piece = tuple[str, Any]
+"""A part of a group: the parameter's name and the index into it."""
 
-    def score(mu: Tensor, sigma: Tensor) -> Tensor:
-        return mu.norm() / sigma.norm() if by == "snr" else mu.square().mean().sqrt()
 
-    found = [[torch.stack([score(*group) for group in each]) for each in kind] for kind in (heads, units)]
-    return found[0], found[1]
+def scored(model: BayesianModule, by: str, groups: list[list[Piece]]) -> Tensor:
+    """The score of each group, from a list of its weights."""
+    found, moments = [], (model.mean(), model.std())
+    for pieces in groups:
+        mu, sigma = (torch.cat([values[name][index].flatten() for name, index in pieces]) for values in moments)
+        found.append(mu.norm() / sigma.norm() if by == "snr" else mu.square().mean().sqrt())
+    return torch.stack(found)
+
+
+def heads_of(block: str) -> list[list[Piece]]:
+    """The weights of the two heads of our ViT's attention."""
+    rows = torch.arange(192).view(3, 2, 32)
+    return [
+        [
+            (f"{block}.qkv.weight", rows[:, head].flatten()),
+            (f"{block}.qkv.bias", rows[:, head].flatten()),
+            (f"{block}.proj.weight", (slice(None), rows[0, head])),
+        ]
+        for head in range(2)
+    ]
+
+
+def units_of(block: str) -> list[list[Piece]]:
+    """The weights of the 256 units of our ViT's MLP."""
+    return [
+        [(f"{block}.fc1.weight", unit), (f"{block}.fc1.bias", unit), (f"{block}.fc2.weight", (slice(None), unit))]
+        for unit in range(256)
+    ]
 
 
 @pytest.mark.parametrize("by", ["snr", "magnitude"])
 def test_scores_are_the_ratio_of_norms(by: Any) -> None:
     model = bayesian(network("vit")[0])
-    heads, units = by_hand(model, by)
     blocks = find_blocks(model.point())
     assert [(b.kind, b.units) for b in blocks] == [("heads", 2), ("units", 256)] * 4
-    for block, expected in zip([b for b in blocks if b.kind == "heads"], heads, strict=True):
-        torch.testing.assert_close(group_scores(model, block, by).float(), expected)
-    for block, expected in zip([b for b in blocks if b.kind == "units"], units, strict=True):
-        torch.testing.assert_close(group_scores(model, block, by).float(), expected)
+    for block in blocks:
+        groups = heads_of(block.name) if block.kind == "heads" else units_of(block.name.removesuffix(".fc1"))
+        torch.testing.assert_close(group_scores(model, block, by).float(), scored(model, by, groups))
+
+
+def test_the_snr_of_a_group_is_that_of_its_weights_with_a_posterior() -> None:
+    """What stays a point counts neither as signal nor as noise."""
+    model = byov.bayesianize(network("mlp")[0], {"3.bias": byov.Gaussian(), "5.*": byov.Gaussian()})
+    nn.init.uniform_(model.factors[0].get_parameter("log_var"), -12, -4)
+    block = next(block for block in find_blocks(model.point()) if block.name == "3")
+    covered: list[list[Piece]] = [[("3.bias", unit), ("5.weight", (slice(None), unit))] for unit in range(5)]
+    torch.testing.assert_close(group_scores(model, block).float(), scored(model, "snr", covered))
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -150,7 +153,7 @@ def test_the_least_groups_go_and_one_stays_in_every_block(scope: Any) -> None:
     model = bayesian(network("vit")[0])
     with torch.no_grad():
         model.factors[0].layout.split(model.factors[0].log_var)["blocks.1.mlp.fc1.weight"].fill_(8.0)  # hopeless
-    _, units = by_hand(model, "snr")
+    units = [scored(model, "snr", units_of(f"blocks.{i}.mlp")) for i in range(4)]
     small: Any = prune_groups(model, 0.0, 0.5, scope=scope)
     mean, whole = model.mean(), torch.cat(units)
     threshold = whole.sort().values[len(whole) // 2]

@@ -138,7 +138,7 @@ def test_extract_normalises_and_joins(count: int, batch: int, floats: bool, chan
     pixels = torch.randint(256, (count, channels, 2, 3), dtype=torch.uint8, generator=seeded(count))
     mean, std = [0.1, 0.2, 0.3][:channels], [0.5, 0.25, 2.0][:channels]
     unit = pixels.double() / 255
-    found = extract(lambda x: x.flatten(1), unit if floats else pixels, batch, mean=mean, std=std)
+    found = extract(lambda x: x.flatten(1), unit if floats else pixels, batch_size=batch, mean=mean, std=std)
     expected = (unit - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
     torch.testing.assert_close(found, expected.flatten(1).float())
 

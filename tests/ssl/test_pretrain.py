@@ -21,9 +21,8 @@ from byov.data.datasets import ImageSet
 from byov.posterior import BayesianModule
 from byov.ssl.byov import BYOV
 from byov.ssl.pretrain import DataConfig, Pretrain, PretrainTask, build, restore, start
-from byov.train import checkpoint
+from byov.train import Diverged, checkpoint
 from byov.train.config import load_config
-from byov.train.diverged import Diverged
 from byov.train.loop import Place
 
 HERE = Path(__file__).parent

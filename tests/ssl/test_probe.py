@@ -11,8 +11,8 @@ import byov
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, calibration_error, mutual_information
 from byov.posterior.random import stream
+from byov.ssl.classifiers import LinearProbe
 from byov.ssl.features import features, grouped_draws
-from byov.ssl.linear import LinearProbe
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
 
 NORMALISE = {"mean": (0.3,), "std": (0.37,)}

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 import byov
 from byov.posterior.layer_statistics import layer_statistics
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, start
-from byov.train.journal import Journal
-from byov.train.layers import LEAST, RECORDS, due, record
+from byov.train.journal import LAYER_RECORDS, LEAST_INTERVAL, Journal, layers_due
 from byov.train.loop import TrainConfig
 
 FAMILIES = [
@@ -106,11 +105,11 @@ def test_a_plain_network_is_refused() -> None:
 
 @pytest.mark.parametrize("total", [1, 3, 40, 99, 400, 4_321, 60_000])
 def test_about_a_hundred_records_with_the_first_and_the_last(total: int) -> None:
-    steps = [step for step in range(total + 1) if due(step, total)]
+    steps = [step for step in range(total + 1) if layers_due(step, total)]
     assert (steps[0], steps[-1]) == (0, total)
-    assert len(steps) <= 1.5 * RECORDS + 2
-    if total >= LEAST * RECORDS:
-        assert len(steps) >= RECORDS
+    assert len(steps) <= 1.5 * LAYER_RECORDS + 2
+    if total >= LEAST_INTERVAL * LAYER_RECORDS:
+        assert len(steps) >= LAYER_RECORDS
 
 
 # In a run
@@ -146,13 +145,13 @@ def test_a_run_that_was_stopped_has_the_records_of_one_that_was_not(tmp_path: Pa
 
 def test_a_run_without_a_posterior_has_no_layers(tmp_path: Path) -> None:
     with Journal(tmp_path, 0, 20, 4, True) as journal:
-        record(journal, nn.Linear(2, 2), 0, 20)
+        journal.record_layers(0, nn.Linear(2, 2))
     assert not (tmp_path / "layers.jsonl").exists()
 
 
 def test_all_ranks_but_the_first_are_silent(tmp_path: Path) -> None:
     with Journal(tmp_path / "run", 0, 20, 4, False) as journal:
-        record(journal, byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()), 0, 20)
+        journal.record_layers(0, byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()))
     assert not (tmp_path / "run").exists()
 
 
@@ -161,7 +160,7 @@ def test_a_run_that_starts_anew_starts_with_nothing(tmp_path: Path) -> None:
     model = byov.bayesianize(nn.Linear(2, 2), byov.Gaussian())
     for _ in range(2):
         with Journal(tmp_path, 0, 20, 4, True) as journal:
-            record(journal, model, 0, 20)
+            journal.record_layers(0, model)
     assert [entry["step"] for entry in entries(tmp_path)] == [0]
 
 

@@ -15,8 +15,7 @@ from torch import Generator, Tensor, nn
 import byov
 from byov.data import Batch
 from byov.data.datasets import ImageSet
-from byov.train import checkpoint
-from byov.train.diverged import Diverged
+from byov.train import Diverged, checkpoint
 from byov.train.loop import Loop, Place, TrainConfig, make_fabric
 
 CONFIG = TrainConfig(epochs=3, batch=8, lr=0.1, warmup=0, optimizer="sgd", log_every=1, accelerator="cpu", devices=1)

@@ -233,9 +233,7 @@ def test_threads_are_left_as_they_were() -> None:
 
 def test_divergence_is_said() -> None:
     X, y = table()
-    with pytest.raises(
-        byov.train.diverged.Diverged, match=r"Dropout\(.*\) became infinite: try a smaller learning rate"
-    ):
+    with pytest.raises(byov.train.Diverged, match=r"Dropout\(.*\) became infinite: try a smaller learning rate"):
         fit(X, y, byov.Dropout(0.1), settings=Settings(hidden=5, epochs=40, batch=35, lr=1e38))
 
 

@@ -20,10 +20,9 @@ from byov.cli import main
 from byov.data import load
 from byov.posterior import BayesianModule
 from byov.train import checkpoint
-from byov.train.before_norm import add_gates, gates
+from byov.train.batchnorm import add_gates, gates
 from byov.train.config import load_config
-from byov.train.families import FamilyConfig
-from byov.train.objective import L2Config
+from byov.train.posterior_config import FamilyConfig, L2Config
 from byov.train.supervised import Classifier, Supervised, build, restore, start
 
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ The colour operations take and give the planes of a batch, `images.unbind(1)`: t
 a compiler fuses into one kernel over separate planes and not over a stack of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -162,7 +163,7 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     return torch.where(images >= threshold.view(-1, 1, 1, 1), 1 - images, images)
 
 
-def normalize(images: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
     """Return (x − mean) / std per channel; None leaves that part out."""
     if mean is not None:
         images = images - torch.tensor(mean, dtype=images.dtype, device=images.device).view(1, -1, 1, 1)

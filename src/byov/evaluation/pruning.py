@@ -29,7 +29,7 @@ from byov.pruning.unstructured import By, Scope, check
 from byov.runs import Classifier, Reading, Run, open_run
 from byov.runs.header import checkpoint_of
 from byov.ssl.features import features
-from byov.ssl.linear import LinearProbe, linear_probe
+from byov.ssl.classifiers import LinearProbe, linear_probe
 from byov.ssl.probe import ProbeSettings
 from byov.train.fine_tuning import FineTune
 

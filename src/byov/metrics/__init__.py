@@ -1,7 +1,14 @@
 """Metrics of a prediction: `byov.metrics.functional` holds the mathematics, the classes here stream it over batches.
 
 Each class is a `torchmetrics.Metric`: `update` per batch, `compute` at the end, states reduced over processes. A class
-over any split into batches gives the number of its function on the whole.
+over any split into batches gives the number of its function on the whole, and its arguments are those of the function.
+
+Example:
+    >>> metric = CalibrationError(bins=10)
+    >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
+    >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
+    >>> round(metric.compute().item(), 6)  # (0.1 + 0.8) / 2
+    0.45
 """
 
 from byov.metrics import functional

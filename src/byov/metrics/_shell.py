@@ -21,6 +21,8 @@ class Shell(Metric, Generic[Value]):
 
     is_differentiable = False
     full_state_update = False
+    higher_is_better: bool | None = False  # an error from 0 upwards, where a subclass does not say otherwise
+    plot_lower_bound: float | None = 0.0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,10 +45,11 @@ class Shell(Metric, Generic[Value]):
 
     @abstractmethod
     def _states(self) -> Sequence[Tensor]:
-        """Return the states of all batches and processes, refusing to report on nothing."""
+        """Return the states of all batches and processes."""
 
-    def _nothing(self, kind: str = "samples") -> ValueError:
-        return ValueError(f"{type(self).__name__} has seen no {kind}.")
+    def _refuse_nothing(self, seen: Tensor | int, kind: str = "samples") -> None:
+        if not seen:
+            raise ValueError(f"{type(self).__name__} has seen no {kind}.")
 
 
 class Sums(Shell[Value]):
@@ -64,8 +67,7 @@ class Sums(Shell[Value]):
 
     def _states(self) -> Sequence[Tensor]:
         sums = [getattr(self, name) for name in self._names]
-        if not any(bool(state.any()) for state in sums):
-            raise self._nothing()
+        self._refuse_nothing(any(state.any() for state in sums))
         return sums
 
 
@@ -83,12 +85,11 @@ class Samples(Shell[Value]):
             getattr(self, name).append(batch.double())
 
     def _states(self) -> Sequence[Tensor]:
-        states = {name: getattr(self, name) for name in self._kinds}  # lists of batches; tensors once they are reduced
-        states = {name: dim_zero_cat(state) if len(state) else torch.empty(0) for name, state in states.items()}
-        for name, state in states.items():
-            if not len(state):
-                raise self._nothing(self._kinds[name])
-        return tuple(states.values())
+        states = [getattr(self, name) for name in self._kinds]  # lists of batches; tensors once they are reduced
+        states = [dim_zero_cat(state) if len(state) else torch.empty(0) for state in states]
+        for state, kind in zip(states, self._kinds.values(), strict=True):
+            self._refuse_nothing(len(state), kind)
+        return states
 
 
 class RunningMean(Sums[Tensor]):
@@ -104,10 +105,7 @@ class RunningMean(Sums[Tensor]):
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probs (N, C), labels (N,)."""
-        self._add_mean(self._function(probs, labels), len(labels))
-
-    def _add_mean(self, mean: Tensor, count: int) -> None:
-        self._add(mean * count, count)
+        self._add(self._function(probs, labels) * len(labels), len(labels))
 
     def _value(self, total: Tensor, count: Tensor) -> Tensor:
         return total / count

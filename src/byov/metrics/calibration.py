@@ -27,14 +27,11 @@ class CalibrationError(_EqualWidthBins[Tensor]):
 
     Example:
         >>> metric = CalibrationError(bins=10, norm="max")
-        >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
-        >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
-        >>> round(metric.compute().item(), 6)
+        >>> round(metric(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1])).item(), 6)
         0.8
     """
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_upper_bound = 1.0
 
     def __init__(self, bins: int = 15, norm: calibration.Norm = "l1", min_count: int = 0, **kwargs: Any) -> None:
         calibration.check_bins(bins, norm, min_count)
@@ -50,18 +47,15 @@ class ReliabilityDiagram(_EqualWidthBins[calibration.ReliabilityBins]):
 
     Example:
         >>> metric = ReliabilityDiagram(bins=4)
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 1, 1]))
-        >>> metric.compute().accuracy.tolist()
+        >>> metric(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 1, 1])).accuracy.tolist()
         [nan, nan, 0.5, 1.0]
     """
 
+    higher_is_better = plot_lower_bound = None
     _value = staticmethod(calibration.diagram_of_bins)
 
     def plot(self, val: calibration.ReliabilityBins | None = None, ax: Any = None) -> Any:
-        """Draw accuracy per bin, the diagonal of perfect calibration and each bin's gap to its mean confidence.
-
-        Returns the figure and the axes.
-        """
+        """Draw accuracy per bin, perfect calibration and each bin's gap; return the figure and the axes."""
         edges, count, confidence, accuracy = (part.reshape(-1).cpu() for part in val or self.compute())
         full = count > 0
         left, width = edges[:-1][full], edges.diff()[full]
@@ -83,14 +77,12 @@ class CalibrationFloor(Sums[Tensor]):
     It takes labels, as the error beside it does, and looks at the confidences alone.
 
     Example:
-        >>> metric = CalibrationFloor()
-        >>> metric.update(torch.tensor([[0.8, 0.2]]).expand(10_000, 2), torch.zeros(10_000, dtype=torch.int64))
-        >>> round(metric.compute().item(), 6)
+        >>> probs, labels = torch.tensor([[0.8, 0.2]]).expand(10_000, 2), torch.zeros(10_000, dtype=torch.int64)
+        >>> round(CalibrationFloor()(probs, labels).item(), 6)
         0.003192
     """
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_upper_bound = 1.0
     _value = staticmethod(calibration.floor_of_bins)
 
     def __init__(self, bins: int = 15, **kwargs: Any) -> None:
@@ -111,14 +103,12 @@ class AdaptiveCalibrationError(Samples[Tensor]):
 
     Example:
         >>> metric = AdaptiveCalibrationError(bins=2)
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
-        >>> metric.update(torch.tensor([[0.3, 0.7], [0.4, 0.6]]), torch.tensor([1, 1]))
-        >>> round(metric.compute().item(), 6)
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
+        >>> round(metric(probs, torch.tensor([0, 1, 1, 1])).item(), 6)
         0.35
     """
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_upper_bound = 1.0
 
     def __init__(self, bins: int = 15, norm: calibration.Norm = "l1", **kwargs: Any) -> None:
         calibration.check_bins(bins, norm)

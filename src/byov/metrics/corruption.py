@@ -19,8 +19,6 @@ from byov.metrics.functional.scores import accuracy
 class _Corrupted(Sums[Value]):
     """Wrong and all predictions: one row per corruption, one column per severity, and a last row for clean data."""
 
-    higher_is_better = False
-    plot_lower_bound = 0.0
     count: Tensor
     _function: Callable[..., Value]
 
@@ -53,8 +51,8 @@ class _Corrupted(Sums[Value]):
         errors = (wrong / count).cpu()  # NaN where nothing was seen
         table = {name: row[: len(self.baseline[name])] for name, row in zip(self.baseline, errors, strict=False)}
         for name, row in table.items():
-            if bool(row.isnan().any()):
-                raise self._nothing(f"samples of {name!r} at severity {int(row.isnan().nonzero()[0]) + 1}")
+            for severity, error in enumerate(row, start=1):
+                self._refuse_nothing(not error.isnan(), f"samples of {name!r} at severity {severity}")
         return table
 
 
@@ -81,8 +79,7 @@ class _CleanAndCorrupted(_Corrupted[Value]):
             raise ValueError("corruption and severity must be given together, or neither for clean data.")
 
     def _value(self, wrong: Tensor, count: Tensor) -> Value:
-        if not bool(count[-1, 0]):
-            raise self._nothing("clean samples")
+        self._refuse_nothing(count[-1, 0], "clean samples")
         errors, clean = self._errors(wrong, count), float(wrong[-1, 0] / count[-1, 0])
         return self._function(errors, clean, self.baseline, self.baseline_clean, self.denominator)
 
@@ -92,8 +89,8 @@ class CorruptionError(_Corrupted[dict[str, Tensor]]):
 
     Example:
         >>> metric = CorruptionError(baseline={"fog": [0.5, 1.0]})
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 0]), "fog", severity=1)
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), "fog", severity=2)
+        >>> metric.update(torch.eye(2), torch.tensor([0, 1]), "fog", severity=1)
+        >>> metric.update(torch.eye(2), torch.tensor([0, 0]), "fog", severity=2)
         >>> {name: round(value.item(), 6) for name, value in metric.compute().items()}  # (0 + 0.5) / (0.5 + 1)
         {'fog': 33.333333}
     """
@@ -106,8 +103,8 @@ class MeanCorruptionError(_Corrupted[Tensor]):
 
     Example:
         >>> metric = MeanCorruptionError(baseline={"fog": [0.5], "snow": [1.0]})
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), "fog", severity=1)
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), "snow", severity=1)
+        >>> for corruption in ("fog", "snow"):
+        ...     metric.update(torch.eye(2), torch.tensor([0, 0]), corruption, severity=1)
         >>> metric.compute().item()  # (100 + 50) / 2
         75.0
     """
@@ -120,8 +117,8 @@ class RelativeCorruptionError(_CleanAndCorrupted[dict[str, Tensor]]):
 
     Example:
         >>> metric = RelativeCorruptionError(baseline={"fog": [1.0]}, baseline_clean=0.5)
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 0]))
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), "fog", severity=1)
+        >>> metric.update(torch.eye(2), torch.tensor([0, 1]))
+        >>> metric.update(torch.eye(2), torch.tensor([0, 0]), "fog", severity=1)
         >>> metric.compute()["fog"].item()  # (0.5 − 0) / (1 − 0.5)
         100.0
     """
@@ -134,8 +131,8 @@ class RelativeMeanCorruptionError(_CleanAndCorrupted[Tensor]):
 
     Example:
         >>> metric = RelativeMeanCorruptionError(baseline={"fog": [1.0]}, baseline_clean=0.5, denominator="own")
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 0]))
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), "fog", severity=1)
+        >>> metric.update(torch.eye(2), torch.tensor([0, 1]))
+        >>> metric.update(torch.eye(2), torch.tensor([0, 0]), "fog", severity=1)
         >>> metric.compute().item()  # (0.5 − 0) / (1 − 0)
         50.0
     """

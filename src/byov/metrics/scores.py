@@ -15,14 +15,12 @@ class Accuracy(RunningMean):
     """Top-k accuracy; see `functional.accuracy`.
 
     Example:
-        >>> metric = Accuracy(top_k=2)
-        >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.4, 0.3]]), torch.tensor([0, 2]))
-        >>> metric.compute().item()
+        >>> Accuracy(top_k=2)(torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.4, 0.3]]), torch.tensor([0, 2])).item()
         0.5
     """
 
     higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_upper_bound = 1.0
 
     def __init__(self, top_k: int = 1, **kwargs: Any) -> None:
         check_whole(top_k, "top_k")
@@ -34,15 +32,9 @@ class NLL(RunningMean):
     """Negative log-likelihood, −(1/N) Σᵢ log pᵢ(yᵢ), in nats; see `functional.nll`.
 
     Example:
-        >>> metric = NLL()
-        >>> metric.update(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
-        >>> metric.update(torch.tensor([[0.25, 0.75]]), torch.tensor([0]))
-        >>> round(metric.compute().item(), 6)  # (log 2 + log 4) / 2
+        >>> round(NLL()(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 0])).item(), 6)  # log(8) / 2
         1.039721
     """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
 
     def __init__(self, log_input: bool = False, **kwargs: Any) -> None:
         super().__init__("nats", partial(scores.nll, log_input=log_input), **kwargs)
@@ -53,14 +45,11 @@ class Brier(RunningMean):
     """Brier score, (1/N) Σᵢ ‖pᵢ − yᵢ‖², 0 to 2; see `functional.brier_score`.
 
     Example:
-        >>> metric = Brier()
-        >>> metric.update(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
-        >>> metric.compute().item()  # (0.5 + 2) / 2
+        >>> Brier()(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1])).item()  # (0.5 + 2) / 2
         1.25
     """
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 2.0
+    plot_upper_bound = 2.0
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__("squared_distance", scores.brier_score, **kwargs)
@@ -74,12 +63,12 @@ class BrierDecomposition(Sums[scores.BrierParts]):
 
     Example:
         >>> metric = BrierDecomposition(num_classes=2)
-        >>> metric.update(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1]))
-        >>> metric.update(torch.tensor([[0.3, 0.7], [0.1, 0.9]]), torch.tensor([1, 1]))
-        >>> {name: round(part.item(), 6) for name, part in metric.compute()._asdict().items()}
+        >>> parts = metric(torch.tensor([[0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]]), torch.tensor([0, 1, 1, 1]))
+        >>> {name: round(part.item(), 6) for name, part in parts._asdict().items()}
         {'uncertainty': 0.375, 'resolution': 0.125, 'reliability': 0.1, 'within_bin': -0.1}
     """
 
+    higher_is_better = plot_lower_bound = None
     _value = staticmethod(scores.parts_of_sums)
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
@@ -100,21 +89,16 @@ class RMSE(RunningMean):
     """Root mean squared error; see `functional.rmse`.
 
     Example:
-        >>> metric = RMSE()
-        >>> metric.update(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 5.0]))
-        >>> metric.compute().item()
+        >>> RMSE()(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 5.0])).item()
         3.0
     """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__("squared_error", scores.squared_error, **kwargs)
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Add a batch: prediction and target of the same shape."""
-        self._add_mean(self._function(prediction, target), target.numel())
+        self._add(self._function(prediction, target) * target.numel(), target.numel())
 
     def _value(self, total: Tensor, count: Tensor) -> Tensor:
         return super()._value(total, count).sqrt()
@@ -127,12 +111,11 @@ class LogPredictiveDensity(RunningMean):
 
     Example:
         >>> metric = LogPredictiveDensity(precision=4.0)
-        >>> metric.update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 1.0]))
-        >>> round(metric.compute().item(), 6)
+        >>> round(metric(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 1.0])).item(), 6)
         -1.225791
     """
 
-    higher_is_better = True
+    higher_is_better, plot_lower_bound = True, None
 
     def __init__(self, precision: float | Tensor, **kwargs: Any) -> None:
         scores.check_precision(precision)
@@ -141,4 +124,4 @@ class LogPredictiveDensity(RunningMean):
 
     def update(self, draws: Tensor | Iterable[Tensor], target: Tensor) -> None:
         """Add a batch: draws (S, N[, D]) or an iterable of S tensors (N[, D]), target (N[, D])."""
-        self._add_mean(self._function(draws, target), len(target))
+        self._add(self._function(draws, target) * len(target), len(target))

@@ -13,7 +13,7 @@ from byov.metrics.functional._checks import check_scores
 class _TwoSamples(Samples[Tensor]):
     """Uncertainties of known and of foreign samples."""
 
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_upper_bound = 1.0
 
     def __init__(self, **kwargs: Any) -> None:
         kinds = {"inside": "in-distribution samples", "outside": "out-of-distribution samples"}
@@ -49,20 +49,16 @@ class FPR95(_TwoSamples):
     """Known samples flagged when 95 % of the foreign are flagged; see `functional.fpr_at_tpr`.
 
     Example:
-        >>> metric = FPR95()
-        >>> metric.update(torch.tensor([0.1, 0.2, 0.5, 0.4, 0.7]), torch.tensor([False, False, False, True, True]))
-        >>> round(metric.compute().item(), 6)
+        >>> scores, is_ood = torch.tensor([0.1, 0.2, 0.5, 0.4, 0.7]), torch.tensor([False, False, False, True, True])
+        >>> round(FPR95()(scores, is_ood).item(), 6)
         0.333333
     """
 
-    higher_is_better = False
     _value = staticmethod(functional.fpr95)
 
 
 class _RankedErrors(Samples[Value]):
     """The uncertainty and the 0/1 error of every sample."""
-
-    higher_is_better = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__({"uncertainty": "samples", "error": "samples"}, **kwargs)
@@ -76,12 +72,11 @@ class RiskCoverage(_RankedErrors[functional.RiskCoverageCurve]):
     """The risk–coverage curve; see `functional.risk_coverage`.
 
     Example:
-        >>> metric = RiskCoverage()
-        >>> metric.update(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0]))
-        >>> metric.compute().risk.tolist()
+        >>> RiskCoverage()(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0])).risk.tolist()
         [0.0, 0.5]
     """
 
+    plot_lower_bound = None
     _value = staticmethod(functional.curve_of_errors)
 
     def plot(self, val: functional.RiskCoverageCurve | None = None, ax: Any = None) -> Any:
@@ -99,13 +94,9 @@ class AURC(_RankedErrors[Tensor]):
     """Area under the risk–coverage curve, (1/N) Σᵢ risk(i/N); see `functional.aurc`.
 
     Example:
-        >>> metric = AURC()
-        >>> metric.update(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0]))
-        >>> metric.compute().item()
+        >>> AURC()(torch.tensor([[0.4, 0.6], [0.9, 0.1]]), torch.tensor([0, 0])).item()
         0.25
     """
-
-    plot_lower_bound = 0.0
 
     def _value(self, uncertainty: Tensor, error: Tensor) -> Tensor:
         return functional.curve_of_errors(uncertainty, error).risk.mean()

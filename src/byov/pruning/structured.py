@@ -22,18 +22,13 @@ from byov.pruning.blocks import Block, Kind, Part, find_blocks
 from byov.pruning.masks import finish, make_permanent, mask
 from byov.pruning.unstructured import By, Scope, check, check_ordered, least, plain_copy
 
-Where = Callable[[Block], bool] | None
+Pick = Callable[[Block], bool] | None
 """Chooses the blocks to prune; None is all of them."""
 
 
 @torch.no_grad()
 def prune_groups(
-    model: nn.Module,
-    heads: float = 0.5,
-    units: float = 0.5,
-    by: By = "snr",
-    scope: Scope = "layer",
-    where: Where = None,
+    model: nn.Module, heads: float = 0.5, units: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Pick = None
 ) -> nn.Module:
     """Return the plain network at the posterior mean without a share of its heads and units: smaller, dense, no masks.
 
@@ -62,12 +57,7 @@ def prune_groups(
 
 @torch.no_grad()
 def mask_groups(
-    model: nn.Module,
-    heads: float = 0.5,
-    units: float = 0.5,
-    by: By = "snr",
-    scope: Scope = "layer",
-    where: Where = None,
+    model: nn.Module, heads: float = 0.5, units: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Pick = None
 ) -> nn.Module:
     """Mask what `prune_groups` removes, by `torch.nn.utils.prune`: to be fine-tuned, and then given to `shrink`."""
     net, keep = _ranked(model, heads, units, by, scope, where)
@@ -144,7 +134,7 @@ def _total(parts: Iterable[Part], values: dict[str, Tensor]) -> Tensor:
 
 
 def _ranked(
-    model: nn.Module, heads: float, units: float, by: By, scope: Scope, where: Where
+    model: nn.Module, heads: float, units: float, by: By, scope: Scope, where: Pick
 ) -> tuple[nn.Module, list[tuple[Block, Tensor]]]:
     """Return the plain network, and for each block which units stay."""
     for share in (heads, units):

@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): a student predicts what its own moving average says of another view of the same image."""
+"""BYOL (Grill et al. 2020): a student predicts what its moving average, the teacher, says of another view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from byov.train.schedules import tau
 
 
 class Step(NamedTuple):
-    """What one step computed: the loss to minimise, and what to look at."""
+    """The result of one step: the loss to minimise, and what to watch."""
 
     loss: Tensor
     ssl: Tensor
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """‖p̂ − ẑ‖² = 2 − 2 cos, the mean over the batch."""
+    """Compute ‖p̂ − ẑ‖² = 2 − 2 cos, averaged over the batch."""
     cosine = F.cosine_similarity(prediction.float(), target.float(), dim=-1)
     return (2.0 - 2.0 * cosine).mean()
 
@@ -35,8 +35,8 @@ def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
 class BYOL(nn.Module):
     """The student, its teacher, and the loss of one batch: the sum over both directions, from 0 to 8.
 
-    The teacher is the EMA of the student's weights. It runs on batch statistics, with BatchNorm buffers of its own. A
-    student with a posterior is BYOV's business; here it is a plain network, and everything else is the same code.
+    The teacher is the EMA of the student's weights. It runs on batch statistics, with BatchNorm buffers of its own.
+    Here the student is a plain network; BYOV gives it a posterior, and everything else is the same code.
     """
 
     def __init__(self, student: nn.Module, views: Views, tau_base: float = 0.99, tau_end: float = 1.0) -> None:
@@ -45,42 +45,42 @@ class BYOL(nn.Module):
             if not 0.0 <= decay <= 1.0:
                 raise ValueError(f"τ lies between 0 and 1, not at {decay}.")
         self.student, self.views, self.tau_base, self.tau_end = student, views, tau_base, tau_end
-        self.ema = self._teacher_weights()
-        # The teacher's structure and buffers; where its weights would be stands nothing, the EMA holds them.
+        self.ema = self._make_ema()
+        # The teacher's structure and buffers; its weights are in the EMA, and None here.
         self.teacher = copy.deepcopy(self.network, memo={id(p): None for p in self.network.parameters()})
-        # A module that occurs twice is handed its weights once, or `functional_call` would leave them behind in it.
+        # A module that occurs twice is given its weights once, or `functional_call` would leave them behind in it.
         modules = {prefix for prefix, _ in self.teacher.named_modules()}
-        self._handed = [name for name in self.ema.tensors(self.student) if name.rpartition(".")[0] in modules]
+        self._teacher_names = [name for name in self.ema.tensors(self.student) if name.rpartition(".")[0] in modules]
 
     @property
     def network(self) -> Student:
         """Encoder, projector and predictor."""
         return self.student  # type: ignore[return-value]
 
-    def _teacher_weights(self) -> EMA:
+    def _make_ema(self) -> EMA:
         return EMA(self.student, variance=False)
 
     def forward(self, images: Tensor, uniforms: Tensor, beta: Tensor) -> Step:
-        """One batch of images, with the uniform numbers that decide its views."""
+        """Compute the loss of one batch of images; `uniforms` from `Views.draw` decide its views."""
         weights = self.ema.tensors(self.student)
         first, second = (view.to(self.ema.mean(0).dtype) for view in self.views.render(images, uniforms))
         p1, p2 = self.student(first, second)
         with torch.no_grad():
-            z1, z2 = functional_call(self.teacher, {n: weights[n] for n in self._handed}, (first, second, False))
+            z1, z2 = functional_call(self.teacher, {n: weights[n] for n in self._teacher_names}, (first, second, False))
         ssl = regression_loss(p1, z2) + regression_loss(p2, z1)
         kl = self.kl()
         return Step(ssl + beta * kl, ssl.detach(), kl.detach(), spread(z1))
 
     def kl(self) -> Tensor:
-        """What the objective adds, before β: nothing, for a student without a posterior."""
+        """Return what the objective adds, before β: 0 for a student without a posterior."""
         return torch.zeros((), device=self.ema.mean(0).device)
 
     def update_teacher(self, step: int, total: int) -> None:
-        """After the optimizer's step: EMA with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2, or towards another end than 1."""
+        """Update the EMA after the optimizer's step, with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2; `tau_end` replaces the 1."""
         self.ema.update(self.student, tau(step, total, self.tau_base, self.tau_end))
 
 
 def spread(projections: Tensor) -> Tensor:
-    """The std of each coordinate of the normalised projections, averaged, against the 1/√d of a uniform sphere."""
+    """Average the std of the normalised projections over coordinates, relative to the 1/√d of a uniform sphere."""
     unit = F.normalize(projections.float(), dim=-1)
     return unit.std(0).mean() * unit.shape[-1] ** 0.5

@@ -20,7 +20,7 @@ _CONVOLUTION = nn.modules.conv._ConvNd  # transposed ones too
 
 
 def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
-    """Which weights are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants."""
+    """Choose the weights that are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants."""
     family = Gaussian(log_var)
     if name == "all":
         return family
@@ -32,7 +32,7 @@ def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
 
 
 def prior_by_name(name: PriorName, std: float = 1.0) -> Prior:
-    """The paper's three priors: N(0, I), N(μ_T, I) and N(μ_T, Σ_T)."""
+    """Make one of the paper's three priors: N(0, I), N(μ_T, I) or N(μ_T, Σ_T)."""
     if name == "normal":
         return Normal(0.0, std)
     if name == "teacher-mean":
@@ -45,8 +45,8 @@ def prior_by_name(name: PriorName, std: float = 1.0) -> Prior:
 class BYOV(BYOL):
     """loss + β·KL(q ‖ prior)/N, minimised (the paper's equation 2 prints a minus; its text says minimise).
 
-    One draw per minibatch, the same for both views. The teacher's EMA is also what the teacher priors look at, so it
-    covers the predictor too.
+    One draw per minibatch, the same for both views. The teacher priors read the teacher's EMA, so it covers the
+    predictor too.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class BYOV(BYOL):
     def network(self) -> Student:
         return self.student.net  # type: ignore[return-value]
 
-    def _teacher_weights(self) -> EMA:
-        # One EMA: the prior's, where the prior has one.
+    def _make_ema(self) -> EMA:
+        # Share the prior's EMA where it has one.
         prior = self.student.prior
         return prior.ema if isinstance(prior, TeacherMean | TeacherNormal) else EMA(self.student, variance=False)  # type: ignore[return-value]
 

@@ -10,15 +10,23 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Generator, Tensor, nn
 
+from byov.data import transforms
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
 from byov.prediction.resident import Resident, evaluating
 
-Forward = Callable[[Tensor], Tensor]
 
+class ImageOptions(TypedDict, total=False):
+    """How images are handed to an encoder.
 
-class Options(TypedDict, total=False):
-    """How images are handed to an encoder; `extract` says what each one means."""
+    Attributes:
+        batch_size: affects speed and memory, not the result; 512 by default.
+        device: where batches are computed and features stay; by default the encoder's, for `extract` the images'.
+        mean: per channel, subtracted from the images in [0, 1]; nothing by default.
+        std: per channel; the images are then divided by it.
+        autocast: the dtype of mixed precision, say torch.bfloat16.
+        channels_last: pass batches in that memory format, which convolutions on recent GPUs prefer.
+    """
 
     batch_size: int
     device: torch.device | str | None
@@ -29,48 +37,34 @@ class Options(TypedDict, total=False):
 
 
 @torch.no_grad()
-def extract(
-    forward: Forward,
-    images: Tensor,
-    batch_size: int = 512,
-    device: torch.device | str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    autocast: torch.dtype | None = None,
-    channels_last: bool = False,
-) -> Tensor:
-    """forward(images) batch by batch, as (N, D) in float32 on the device.
+def extract(forward: Callable[[Tensor], Tensor], images: Tensor, **options: Unpack[ImageOptions]) -> Tensor:
+    """Compute forward(images) batch by batch, as (N, D) in float32.
 
-    Args:
-        forward: from a batch (B, C, H, W) in float32 to features (B, D).
-        images: (N, C, H, W), uint8, which become floats in [0, 1], or floats, taken as they are.
-        batch_size: a matter of speed and memory, not of the result.
-        device: where the batches are taken and the features stay; by default where the images are.
-        mean: per channel, subtracted from both kinds of images; nothing by default.
-        std: per channel, what they are then divided by.
-        autocast: the dtype of mixed precision, say torch.bfloat16.
-        channels_last: hand over batches in that memory format, which convolutions on recent GPUs prefer.
+    `forward` takes a batch (B, C, H, W) in float32 and returns features (B, D). Images (N, C, H, W) that are uint8
+    become floats in [0, 1]; floats are taken as they are.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"Images are a tensor (N, C, H, W) with N > 0, not {got}.")
+        raise ValueError(f"Images are a tensor (N, C, H, W) with N > 0, not {_shape(images)}.")
     if not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise ValueError(f"Images are uint8 or floats, not {images.dtype}.")
+    batch_size, mean, std = options.get("batch_size", 512), options.get("mean"), options.get("std")
+    device, autocast = torch.device(options.get("device") or images.device), options.get("autocast")
     if batch_size < 1:
         raise ValueError(f"A batch has at least one image, not {batch_size}.")
-    device = images.device if device is None else torch.device(device)
-    shift, scale = (_per_channel(values, images, device) for values in (mean, std))
-    precision = nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast)
+    channels = images.shape[1]
+    for values in (mean, std):
+        if values is not None and len(values) not in (1, channels):
+            raise ValueError(f"Images of {channels} channels need as many means and deviations, not {len(values)}.")
     parts = []
-    with precision:
+    with nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast):
         for part in images.split(batch_size):
-            batch = part.to(device, non_blocking=True)
-            batch = batch.float() / 255 if batch.dtype == torch.uint8 else batch.float()
-            batch = batch if shift is None else batch - shift
-            batch = batch if scale is None else batch / scale
-            parts.append(
-                _checked(forward(batch.contiguous(memory_format=torch.channels_last) if channels_last else batch))
-            )
+            batch = transforms.normalize(transforms.to_unit(part.to(device, non_blocking=True)), mean, std)
+            if options.get("channels_last"):
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            found = forward(batch)
+            if not isinstance(found, Tensor) or found.ndim != 2:
+                raise ValueError(f"An encoder returns features (N, D), not {_shape(found)}.")
+            parts.append(found.float())
     return torch.cat(parts)
 
 
@@ -79,15 +73,15 @@ def features(
     images: Tensor,
     draws: int | None = None,
     generator: Generator | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ImageOptions],
 ) -> Tensor:
-    """The encoder's features in eval mode: (N, D) at the posterior mean μ, or (S, N, D) under `draws=S` draws.
+    """Compute the encoder's features in eval mode: (N, D) at the posterior mean μ, or (S, N, D) under `draws=S` draws.
 
-    `model` is what `Encoder.of` takes; the options are those of `extract`, on the encoder's device by default.
+    `model` is what `Encoder.of` takes; the options are `ImageOptions`.
     """
     encoder = Encoder.of(model)
     if draws is None:
-        return encoder.at_mean(images, **options)
+        return encoder.features(images, **options)
     return torch.stack(list(feature_draws(encoder, images, draws, generator, **options)))
 
 
@@ -96,15 +90,15 @@ def feature_draws(
     images: Tensor,
     draws: int,
     generator: Generator | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ImageOptions],
 ) -> Iterator[Tensor]:
-    """Features (N, D) under one draw after the other, each held over all images: memory does not grow with them."""
+    """Yield features (N, D) draw by draw, each held over all images: memory does not grow with the draws."""
     encoder = Encoder.of(model)
     if encoder.posterior is None:
         raise ValueError("The encoder has no posterior to draw from: leave out `draws`, or bayesianize it first.")
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise ValueError(f"Features need at least one draw, not draws={draws!r}.")
-    return (encoder.at(encoder.posterior.noise(generator), images, **options) for _ in range(draws))
+    return (encoder.features(images, encoder.posterior.noise(generator), **options) for _ in range(draws))
 
 
 def grouped_draws(
@@ -113,20 +107,19 @@ def grouped_draws(
     passes: int,
     groups: int,
     generator: Generator | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ImageOptions],
 ) -> Tensor:
-    """Features (passes, N, D) to fit a head on that is to be read under draws: image i in group i mod `groups`, and in
-    each pass every group under a draw of its own.
+    """Compute features (passes, N, D) to fit a head on that is to be read under draws.
 
-    A draw moves the features of all images together. A head has to see many such moves to learn which directions not
-    to trust, and a group's worth of images shows a move as well as all of them: G times the draws for the same price.
+    Image i is in group i mod `groups`, and in each pass every group has a draw of its own. A draw moves the features of
+    all images together. A head has to see many such moves to learn which directions not to trust, and a group's worth
+    of images shows a move as well as all of them: G times the draws for the same price.
     """
     encoder = Encoder.of(model)
-    parts = [images[group::groups] for group in range(groups)]
     found: Tensor | None = None
     for i in range(passes):
-        for group, part in enumerate(parts):
-            drawn = next(iter(feature_draws(encoder, part, 1, generator, **options)))
+        for group in range(groups):
+            (drawn,) = feature_draws(encoder, images[group::groups], 1, generator, **options)
             if found is None:
                 found = drawn.new_empty(passes, len(images), drawn.shape[1])
             found[i, group::groups] = drawn
@@ -137,7 +130,7 @@ def grouped_draws(
 
 @dataclass(frozen=True)
 class Encoder:
-    """What gives features: the encoder of a model, and the posterior over its weights if there is one."""
+    """The encoder of a model, and the posterior over its weights if there is one."""
 
     module: nn.Module
     """From images to features; of a posterior's network, without the tensors that it covers."""
@@ -145,7 +138,7 @@ class Encoder:
 
     @classmethod
     def of(cls, model: nn.Module | Encoder) -> Encoder:
-        """The encoder of a model.
+        """Find the encoder of a model.
 
         A model is an encoder itself; or a student, which has a `projector` beside its `encoder`; or something with a
         `student` in it. Either may be a BayesianModule, whose posterior may cover more than the encoder.
@@ -155,23 +148,19 @@ class Encoder:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Features come from a torch.nn.Module, not from {type(model).__name__}; see `extract`.")
         if isinstance(model, BayesianModule):
-            return cls(_Part(model.net), model)
+            return cls(_encoder_of(model.net), model)
         student = getattr(model, "student", None)
-        return cls.of(student) if isinstance(student, nn.Module) else cls(_Part(model))
+        return cls.of(student) if isinstance(student, nn.Module) else cls(_encoder_of(model))
 
     @property
     def device(self) -> torch.device | None:
-        """Where the weights are; None for a module without any."""
+        """The device of the weights; None for a module without any."""
         whole = self.module if self.posterior is None else self.posterior
         return next((tensor.device for tensor in (*whole.parameters(), *whole.buffers())), None)
 
-    def at_mean(self, images: Tensor, **options: Unpack[Options]) -> Tensor:
-        """Features (N, D) at the posterior mean, or of the plain network."""
-        return self.at(None, images, **options)
-
     @torch.no_grad()
-    def at(self, noise: list[Noise] | None, images: Tensor, **options: Unpack[Options]) -> Tensor:
-        """Features (N, D) under one draw, whose weights are made once for all images."""
+    def features(self, images: Tensor, noise: list[Noise] | None = None, **options: Unpack[ImageOptions]) -> Tensor:
+        """Compute features (N, D) under the draw that `noise` stands for, made once for all images; None: at μ."""
         if options.get("device") is None:
             options["device"] = self.device
         if self.posterior is None:
@@ -183,29 +172,12 @@ class Encoder:
             return extract(self.module, images, **options)
 
 
-class _Part(nn.Module):
-    """The encoder of a network, or the whole of a network that is one."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        # `encoder` alone says nothing: a whole ViT may call its blocks so.
-        self.student = all(isinstance(getattr(net, name, None), nn.Module) for name in ("encoder", "projector"))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.net.encoder(images) if self.student else self.net(images)  # type: ignore[operator]
+def _encoder_of(net: nn.Module) -> nn.Module:
+    """Return the encoder of a student; any other network is one itself."""
+    # `encoder` alone says nothing: a whole ViT may call its blocks so.
+    parts = [getattr(net, name, None) for name in ("encoder", "projector")]
+    return parts[0] if all(isinstance(part, nn.Module) for part in parts) else net  # type: ignore[return-value]
 
 
-def _per_channel(values: Sequence[float] | None, images: Tensor, device: torch.device) -> Tensor | None:
-    if values is None:
-        return None
-    if len(values) not in (1, images.shape[1]):
-        raise ValueError(f"Images of {images.shape[1]} channels need as many means and deviations, not {len(values)}.")
-    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
-
-
-def _checked(features: Tensor) -> Tensor:
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"An encoder returns features (N, D), not {got}.")
-    return features.float()
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__

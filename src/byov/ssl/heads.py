@@ -8,7 +8,7 @@ from torch.nn.init import trunc_normal_
 
 
 def head(inputs: int, hidden: int = 4096, outputs: int = 256) -> nn.Sequential:
-    """Linear → BatchNorm → ReLU → Linear, the last without a bias (Grill et al.'s code); means from trunc_normal(0.02).
+    """Build Linear → BatchNorm → ReLU → Linear, the last without a bias (Grill et al.'s code), by trunc_normal(0.02).
 
     The code's BatchNorm momentum 0.9 keeps 0.9 of the old statistics, which torch calls 0.1.
     """
@@ -37,7 +37,7 @@ class Student(nn.Module):
         self.predictor = head(outputs, hidden, outputs)
 
     def forward(self, first: Tensor, second: Tensor, predict: bool = True) -> tuple[Tensor, Tensor]:
-        """The predictions of the two views, or with `predict=False` (the teacher) their projections.
+        """Return the predictions of the two views, or with `predict=False` (the teacher) their projections.
 
         BatchNorm's statistics are each view's own, as in BYOL: one pass per view. An encoder without any, say a ViT,
         takes both at once.

@@ -19,20 +19,20 @@ from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
+from byov.train.batchnorm import synchronise
 from byov.train.config import from_dict
 from byov.train.loop import Place, TrainConfig
-from byov.train.objective import ObjectiveConfig
+from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
-from byov.train.sync_batchnorm import synchronise
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Which network learns to see; a recipe's [model]."""
+    """The encoder and the size of its heads; a recipe's [model]."""
 
     encoder: str = "vit-nano/4"
-    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for one's own."""
+    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
     pretrained: bool = False
     hidden: int = 4096
     outputs: int = 256
@@ -40,7 +40,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class GaussianConfig(ObjectiveConfig):
-    """What is Bayesian, and how much; a recipe's [posterior]. family = "none" is BYOL."""
+    """The posterior and its prior; a recipe's [posterior]. family = "none" is BYOL."""
 
     family: Literal["none", "gaussian"] = "gaussian"
     log_var: float = -10.0
@@ -56,7 +56,7 @@ class SSLConfig:
     tau_end: float = 1.0
     """Where τ's cosine ends; at `tau_base`, τ is constant."""
     tau_batch: int | None = None
-    """The batch that both are meant for: τ^κ at another (Busbridge et al.). None: taken as they are."""
+    """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Pretrain:
 
 
 class PretrainTask:
-    """BYOL or BYOV on a set of images, as the loop wants it."""
+    """BYOL or BYOV on a set of images, as the training loop needs it."""
 
     module: BYOL
 
@@ -86,7 +86,7 @@ class PretrainTask:
         return self.module.student
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        # Drawn for the whole global batch, then shared out as the images are: any number of processes sees the same.
+        # Drawn for the whole global batch, then split as the images are: the same for any number of processes.
         drawn = self.views.draw(len(batch.images) * place.world, generator, place.device)
         return batch.images, drawn[:, place.rank :: place.world], self.recipe.posterior.beta(place)
 
@@ -95,7 +95,7 @@ class PretrainTask:
 
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> BYOL:
-    """The module that a recipe describes, for images like `data`."""
+    """Build the module that a recipe describes, for images like `data`."""
     encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
     student = Student(encoder, features, recipe.model.hidden, recipe.model.outputs)
     if world > 1:
@@ -109,20 +109,12 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     rules = coverage(posterior.coverage, posterior.log_var)
     covered = sum(layout.numel for _, layout in select(student, rules))
     number = kl_scale(posterior.kl_scale, len(data), covered)
-    return BYOV(
-        student,
-        views,
-        rules,
-        prior_by_name(posterior.prior, posterior.prior_std),
-        number,
-        tau_base,
-        posterior.shared_draw,
-        tau_end,
-    )
+    prior = prior_by_name(posterior.prior, posterior.prior_std)
+    return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
 
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
+    """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
 
     def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
@@ -134,7 +126,7 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretrain]:
-    """The module of a run as its checkpoint left it, and its recipe."""
+    """Load the module of a run from its checkpoint, and its recipe."""
     state, like = reopen(run, "pretrain")
     recipe = from_dict(Pretrain, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint

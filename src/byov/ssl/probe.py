@@ -6,7 +6,7 @@ once per draw, and its probabilities are averaged over the draws it is read unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol, Unpack
 from warnings import warn
@@ -17,13 +17,13 @@ from torch import Generator, Tensor, nn
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, brier_decomposition, brier_score, calibration_error, nll
 from byov.posterior.random import stream
-from byov.prediction.result import Moments, Prediction, entropy
-from byov.ssl.features import Encoder, Options, feature_draws, features, grouped_draws
-from byov.ssl.knn import KNN
-from byov.ssl.linear import L2, LinearProbe, linear_probe
-from byov.ssl.temperature import FOLDS, fit_temperature, folds, tempered
+from byov.prediction.result import Moments, Prediction
+from byov.ssl.classifiers import KNN, L2, LinearProbe, linear_probe
+from byov.ssl.features import Encoder, ImageOptions, feature_draws, features, grouped_draws
+from byov.ssl.temperature import FOLDS, fit_temperature, folds, temper
 
-FIT, READ, TEMPER = 0, 1, 2  # the streams of random numbers that draws come from
+FIT, READ, TEMPER = 0, 1, 2
+"""Streams of random numbers: draws to fit heads under, to read them under and to fit temperatures under."""
 
 
 class Head(Protocol):
@@ -37,7 +37,7 @@ class ProbeSettings:
     """How probes are fitted and read.
 
     Attributes:
-        k: how many neighbours the nearest-neighbour head asks.
+        k: the number of neighbours of the nearest-neighbour head.
         temperature: of their votes.
         l2: the strengths the linear head chooses from, or the only one.
         holdout: the share of the training examples it chooses on.
@@ -74,18 +74,13 @@ class ProbeSettings:
 
 
 def fit_heads(
-    train_features: Tensor,
-    labels: Tensor,
-    classes: int | None = None,
-    settings: ProbeSettings | None = None,
-    groups: Tensor | None = None,
+    train: Tensor, labels: Tensor, classes: int | None, s: ProbeSettings, groups: Tensor | None = None
 ) -> dict[str, Head]:
-    """A "linear" and a "knn" head on features (N, D), or under draws on (S, N, D): each example once per draw."""
-    s = settings or ProbeSettings()
+    """Fit a "linear" and a "knn" head on features (N, D), or under draws on (S, N, D): each example once per draw."""
     fit = {"l2": s.l2, "holdout": s.holdout, "max_iter": s.max_iter, "seed": s.seed}
     return {
-        "linear": linear_probe(train_features, labels, classes=classes, groups=groups, **fit),  # type: ignore[arg-type]
-        "knn": KNN(train_features, labels, s.k, s.temperature, classes),
+        "linear": linear_probe(train, labels, classes=classes, groups=groups, **fit),  # type: ignore[arg-type]
+        "knn": KNN(train, labels, s.k, s.temperature, classes),
     }
 
 
@@ -96,9 +91,9 @@ class Probe:
         model: what `Encoder.of` takes.
         at_mean: the heads by name, fitted on features at μ.
         under_draws: those fitted on features under draws, if the encoder has a posterior.
-        temperatures: of the linear head's probabilities "at_mean" and "under_draws", where they are not 1.
         seed: of the draws that `predict` reads under; they are the same at every call.
-        options: how images are handed to the encoder; see `byov.ssl.features.extract`.
+        temperatures: of the linear head's probabilities "at_mean" and "under_draws", where they are not 1.
+        options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class Probe:
         under_draws: Mapping[str, Head] | None = None,
         seed: int = 0,
         temperatures: Mapping[str, float] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ImageOptions],
     ) -> None:
         self.encoder = Encoder.of(model)
         self.at_mean, self.under_draws = dict(at_mean), dict(under_draws or {})
@@ -122,7 +117,7 @@ class Probe:
         labels: Tensor,
         classes: int | None = None,
         settings: ProbeSettings | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ImageOptions],
     ) -> Probe:
         """Fit heads at μ, and for an encoder with a posterior also under draws; see `grouped_draws`."""
         s = settings or ProbeSettings()
@@ -134,9 +129,8 @@ class Probe:
         if encoder.posterior is None or not s.draws_read:
             return probe
         groups = min(s.groups, len(images))
-        group = torch.arange(len(images)) % groups
-        drawn = grouped_draws(encoder, images, s.draws_fit, groups, _generator(encoder, s.seed, FIT), **options)
-        probe.under_draws = fit_heads(drawn, labels, classes, s, group)
+        drawn = grouped_draws(encoder, images, s.draws_fit, groups, probe._generator(FIT), **options)
+        probe.under_draws = fit_heads(drawn, labels, classes, s, torch.arange(len(images)) % groups)
         if s.temper:
             probe.temperatures["under_draws"] = probe._fit_temperature(images, labels, drawn, s.draws_read, s)
         return probe
@@ -144,9 +138,9 @@ class Probe:
     def _fit_temperature(
         self, images: Tensor, labels: Tensor, fitted: Tensor, draws: int | None, s: ProbeSettings
     ) -> float:
-        """Of the linear head's probabilities, at μ or under draws of their own.
+        """Fit the temperature of the linear head's probabilities, at μ or under draws of their own.
 
-        Each fold of the examples is read by a head that was fitted on what is `fitted` (S, N, D) of the other folds, at
+        Each fold of the examples is read by a head that was fitted on the other folds' features, `fitted` (S, N, D), at
         the strength that was chosen for all.
         """
         fold = folds(labels, FOLDS, s.seed)
@@ -158,75 +152,64 @@ class Probe:
         assert isinstance(linear, LinearProbe)
         fit = {"l2": linear.l2, "max_iter": s.max_iter, "classes": len(linear.bias)}
         order = torch.randperm(len(labels), generator=Generator().manual_seed(s.seed))  # a set may be sorted by class
-        probs, truth = [], []
+        probs, read = [], []
         for held in range(count):
             there = (fold != held).nonzero()[:, 0].to(fitted.device)
             head = linear_probe(fitted[:, there], labels.to(fitted.device)[there], **fit)  # type: ignore[arg-type]
             here = order[fold[order] == held][: max(1, s.temper // count)]
-            read = self._predict(images[here.to(images.device)], draws, {"held": head}, TEMPER)["held"].mean
-            probs.append(read)
-            truth.append(labels[here.to(labels.device)].to(read.device))
-        return fit_temperature(torch.cat(probs), torch.cat(truth))
+            probs.append(self._predict(images[here.to(images.device)], draws, {"held": head}, TEMPER)["held"].mean)
+            read.append(here)
+        return fit_temperature(torch.cat(probs), labels[torch.cat(read).to(labels.device)])
 
     def predict(self, images: Tensor, draws: int | None = None, head: str = "linear") -> Prediction:
-        """What one head predicts; `.mean` holds the probabilities (N, C). See `predict_heads`."""
-        heads = self.at_mean if draws is None else self.under_draws
+        """Predict with one head; `.mean` holds the probabilities (N, C). See `predict_heads`."""
+        heads, state = (self.at_mean, "at the posterior mean") if draws is None else (self.under_draws, "under draws")
         if head not in heads:
-            state = "at the posterior mean" if draws is None else "under draws"
             raise ValueError(f"The probe has no head {head!r} fitted {state}; it has {sorted(heads)}.")
         return self._predict(images, draws, {head: heads[head]})[head]
 
     def predict_heads(self, images: Tensor, draws: int | None = None) -> dict[str, Prediction]:
-        """What every head predicts from the same features: at μ, or averaged over `draws` draws of the encoder.
+        """Predict with every head from the same features: at μ, or averaged over `draws` draws of the encoder.
 
         As in `byov.predict`, `entropy` is the total and `mutual_information` the epistemic uncertainty (0 at μ). The
         same draws are used whatever the images, so that clean and shifted ones are read by the same networks.
         """
         if draws is not None and not self.under_draws:
             raise ValueError(
-                "The probe has no heads fitted under draws: the encoder has no posterior, or none were asked."
+                "The probe has no heads fitted under draws: the encoder has no posterior, or `draws_read` was 0."
             )
         return self._predict(images, draws, self.at_mean if draws is None else self.under_draws)
 
-    def _predict(
-        self, images: Tensor, draws: int | None, heads: Mapping[str, Head], of: int = READ
-    ) -> dict[str, Prediction]:
+    def features(self, images: Tensor, draws: int | None = None, draws_from: int = READ) -> Iterator[Tensor]:
+        """Yield the features (N, D) that heads are read on: once at μ, or draw by draw, the same at every call."""
         if draws is None:
-            each = iter([features(self.encoder, images, **self.options)])
-        else:
-            generator = _generator(self.encoder, self.seed, of)
-            each = feature_draws(self.encoder, images, draws, generator, **self.options)
+            return iter([features(self.encoder, images, **self.options)])
+        return feature_draws(self.encoder, images, draws, self._generator(draws_from), **self.options)
+
+    def _generator(self, draws_from: int) -> Generator:
+        """Return a generator on the weights' device, where a draw is quick; other kinds of devices give other draws."""
+        return Generator(self.encoder.device or "cpu").manual_seed(stream(self.seed, draws_from))
+
+    def _predict(
+        self, images: Tensor, draws: int | None, heads: Mapping[str, Head], draws_from: int = READ
+    ) -> dict[str, Prediction]:
         moments = {name: Moments("classification") for name in heads}
-        for x in each:
+        for x in self.features(images, draws, draws_from):
             for name, head in heads.items():
                 moments[name].update(head.probabilities(x)[None])
-        found = {name: moment.result(None) for name, moment in moments.items()}
+        found = {
+            name: Prediction(**moment.result(None), samples=moment.count, strategy="loop")  # type: ignore[arg-type]
+            for name, moment in moments.items()
+        }
         temperature = self.temperatures.get("at_mean" if draws is None else "under_draws", 1.0)
         if "linear" in found and temperature != 1.0:
-            found["linear"] = _tempered(found["linear"], temperature)
-        return {
-            name: Prediction(**fields, samples=moments[name].count, strategy="loop")  # type: ignore[arg-type]
-            for name, fields in found.items()
-        }
-
-
-def _tempered(fields: dict[str, Tensor | None], temperature: float) -> dict[str, Tensor | None]:
-    """The mean at a temperature. How much draws disagree is left as it is; the rest of the entropy is aleatoric."""
-    mean = tempered(fields["mean"], temperature)  # type: ignore[arg-type]
-    total = entropy(mean)
-    epistemic = torch.minimum(fields["mutual_information"], total)  # type: ignore[arg-type]
-    return {
-        **fields,
-        "mean": mean,
-        "entropy": total,
-        "expected_entropy": total - epistemic,
-        "mutual_information": epistemic,
-    }
+            found["linear"] = temper(found["linear"], temperature)
+        return found
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of class probabilities; shares, not per cent. The Brier score is that of its four parts."""
+    """Scores of class probabilities as shares, not per cent; the Brier score is made of the last four."""
 
     top1: float
     top5: float
@@ -255,7 +238,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult:
-    """What `evaluate_probe` found, by reading: "linear" and "knn" at μ; "linear_draws" and "knn_draws" under draws."""
+    """The result of `evaluate_probe` by reading: "linear", "knn" at μ, "linear_draws" and "knn_draws" under draws."""
 
     scores: dict[str, Scores]
     predictions: dict[str, Prediction]
@@ -263,7 +246,7 @@ class ProbeResult:
     settings: ProbeSettings
 
     def numbers(self) -> dict[str, float]:
-        """The scores in one level, as a table or a JSON file wants them: "linear_draws/ece" and so on."""
+        """Flatten the scores for a table or a JSON file: "linear_draws/ece" and so on."""
         return {f"{name}/{score}": value for name, s in self.scores.items() for score, value in asdict(s).items()}
 
 
@@ -272,7 +255,7 @@ def evaluate_probe(
     train: ImageSet | tuple[Tensor, Tensor],
     test: ImageSet | tuple[Tensor, Tensor],
     settings: ProbeSettings | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ImageOptions],
 ) -> ProbeResult:
     """Fit probes on the training images and score them on the test images, at μ and under draws.
 
@@ -283,7 +266,7 @@ def evaluate_probe(
         train: an image set, or (images, labels).
         test: likewise, of the same classes.
         settings: how probes are fitted and read.
-        options: how images are handed to the encoder; see `byov.ssl.features.extract`.
+        options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
     s = settings or ProbeSettings()
     (images, labels, classes), (test_images, test_labels, _) = _labelled(train, "train"), _labelled(test, "test")
@@ -299,13 +282,8 @@ def evaluate_probe(
 
 
 def _labelled(data: ImageSet | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, int]:
-    """Images, labels and the number of classes."""
+    """Return images, labels and the number of classes."""
     images, labels = (data.images, data.labels) if isinstance(data, ImageSet) else data
     if labels is None or len(labels) != len(images) or not len(labels):
         raise ValueError(f"A probe needs a label for every {name} image.")
     return images, labels, len(data.class_names) if isinstance(data, ImageSet) else int(labels.max()) + 1
-
-
-def _generator(encoder: Encoder, seed: int, of: int) -> Generator:
-    """On the weights' device, where a draw is quick: the same seed gives other draws on another kind of device."""
-    return Generator(encoder.device or "cpu").manual_seed(stream(seed, of))

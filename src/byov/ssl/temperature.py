@@ -7,27 +7,45 @@ takes a part, too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from byov.prediction.result import Prediction, entropy
 
 RANGE = 4.0
 """T lies between 1/4 and 4: a few images that are all right, or all wrong, would ask for 0 or infinity."""
 
 FOLDS = 5
-"""Each is read by a head that was fitted on the others: of two, that head would be of half of the examples, and more
-overconfident than the one that is used."""
+"""Each is read by a head that was fitted on the others: with two, that head would have seen half of the examples, and
+be more overconfident than the one that is used."""
 
 EXAMPLES = 10_000
-"""How many training examples it is fitted on, where there are as many."""
+"""How many training examples the commands fit a temperature on, where there are as many."""
 
 
 def tempered(probs: Tensor, temperature: float) -> Tensor:
-    """p^(1/T), normalised over the last dimension."""
+    """Return p^(1/T), normalised over the last dimension."""
     return (_logs(probs) / temperature).softmax(-1)
 
 
+def temper(prediction: Prediction, temperature: float) -> Prediction:
+    """Put a prediction's mean at a temperature.
+
+    The mutual information stays as it is, for the draws disagree as before; the rest of the entropy is aleatoric.
+    """
+    assert prediction.mutual_information is not None
+    mean = tempered(prediction.mean, temperature)
+    total = entropy(mean)
+    epistemic = torch.minimum(prediction.mutual_information, total)
+    return replace(
+        prediction, mean=mean, entropy=total, expected_entropy=total - epistemic, mutual_information=epistemic
+    )
+
+
 def fit_temperature(probs: Tensor, labels: Tensor) -> float:
-    """The T under which the labels (N,) are most likely, given probabilities (N, C).
+    """Find the T under which the labels (N,) are most likely, given probabilities (N, C).
 
     In 1/T the negative log-likelihood is convex; its slope is E[Σ p log p̄] − E[log p̄_y], and changes sign once.
     """
@@ -44,7 +62,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
 
 
 def folds(labels: Tensor, count: int, seed: int) -> Tensor:
-    """A fold 0 … K−1 for each example, at random and each class alike in all; K is smaller where a class is."""
+    """Assign each example to a fold 0 … K−1 at random, each class alike in all; K is smaller where a class is."""
     from sklearn.model_selection import StratifiedKFold  # takes half a second to import
 
     classes = labels.cpu().numpy()

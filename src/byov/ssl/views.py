@@ -3,9 +3,9 @@
     views = Views(mean=data.mean, std=data.std)
     first, second = views(images, generator)
 
-Every image has its own crop, flip, colours, order of the colour operations, blur and solarisation. All chance is one
-tensor of uniform numbers (`views.draw`); the rest (`views.render`) is a pure function of it and the images, on CPU or
-GPU, which compiles as one graph: `torch.compile(views.render, fullgraph=True)`. On a GPU the matrix products follow
+Every image has its own crop, flip, colours, order of the colour operations, blur and solarisation. All randomness is
+one tensor of uniform numbers (`views.draw`); the rest (`views.render`) is a pure function of it and the images, which
+compiles as one graph: `torch.compile(views.render, fullgraph=True)`. On a GPU the matrix products follow
 `torch.set_float32_matmul_precision`; "high" is exact to half a grey level and saves half the time at 224 pixels.
 
 Crops are resized by antialiased bicubic interpolation, as PIL and torchvision do and as the public small-scale BYOL
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from byov.data import transforms
 
-TRIES = 10  # proposals for a crop before the whole image is taken, as in torchvision and TensorFlow
+TRIES = 10  # crops proposed before the whole image is taken, as in torchvision and TensorFlow
 OPERATIONS = 4  # brightness, contrast, saturation, hue
 UNIFORMS = 2 * TRIES + 2 + 1 + 1 + 2 * OPERATIONS + 1 + 2 + 1
 NEVER = 2.0  # a solarisation threshold that no pixel reaches
@@ -48,14 +48,11 @@ class View:
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "grayscale", "blur", "solarize"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"View.{name} is a probability, not {getattr(self, name)}.")
-        for name in ("brightness", "contrast", "saturation"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"View.{name} is a strength from 0 to 1, not {getattr(self, name)}.")
-        if not 0.0 <= self.hue <= 0.5:
-            raise ValueError(f"View.hue is a strength from 0 to 0.5, not {self.hue}.")
+        probabilities = dict.fromkeys(("flip", "jitter", "grayscale", "blur", "solarize"), (1, "a probability"))
+        strengths = dict.fromkeys(("brightness", "contrast", "saturation"), (1, "a strength from 0 to 1"))
+        for name, (most, kind) in {**probabilities, **strengths, "hue": (0.5, "a strength from 0 to 0.5")}.items():
+            if not 0.0 <= getattr(self, name) <= most:
+                raise ValueError(f"View.{name} is {kind}, not {getattr(self, name)}.")
         if not 0.0 < self.area[0] <= self.area[1] <= 1.0:
             raise ValueError(f"View.area is a range of fractions of the image, not {self.area}.")
         for name in ("aspect", "sigma"):
@@ -65,7 +62,7 @@ class View:
 
 
 class Parameters(NamedTuple):
-    """What one view does to each of N images; operations that an image is spared have their neutral strength."""
+    """The operations of one view on each of N images; those that an image is spared have their neutral strength."""
 
     top: Tensor  # the crop, in whole pixels
     left: Tensor
@@ -76,14 +73,14 @@ class Parameters(NamedTuple):
     contrast: Tensor
     saturation: Tensor
     hue: Tensor  # a shift in parts of the circle, neutral 0
-    turn: Tensor  # (N, 4): the place of each of the four in the image's own order
+    turn: Tensor  # (N, 4): the position of each of the four in the image's own order
     grayscale: Tensor  # bool
     sigma: Tensor  # neutral 0
     threshold: Tensor  # neutral NEVER
 
 
 def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Parameters:
-    """The parameters that (N, UNIFORMS) numbers from [0, 1) stand for, on images of height × width pixels."""
+    """Turn (N, UNIFORMS) numbers from [0, 1) into parameters, for images of height × width pixels."""
     tries, where, flip, jitter, strength, keys, grayscale, blur, solarize = uniforms.split(
         (2 * TRIES, 2, 1, 1, OPERATIONS, OPERATIONS, 1, 2, 1), dim=1
     )
@@ -112,7 +109,10 @@ def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Paramet
 
 
 def _crop(view: View, tries: Tensor, where: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The first of ten proposals that fits, else the largest central crop of an allowed aspect (RandomResizedCrop)."""
+    """Take the first of ten proposals that fits, else the largest central crop of an allowed aspect.
+
+    As torchvision's RandomResizedCrop; returns top, left, height and width.
+    """
     low, high = (math.log(bound) for bound in view.aspect)
     area = height * width * (view.area[0] + tries[:, :TRIES] * (view.area[1] - view.area[0]))
     aspect = torch.exp(low + tries[:, TRIES:] * (high - low))
@@ -132,12 +132,12 @@ def _crop(view: View, tries: Tensor, where: Tensor, height: int, width: int) -> 
 
 
 def kernel_size(size: int) -> int:
-    """The blur's kernel for views of `size` pixels: an odd number near a tenth, 23 at 224; 0 (no blur) up to 32."""
+    """Return the blur's kernel for views of `size` pixels: odd and near a tenth, 23 at 224; 0 (no blur) up to 32."""
     return 0 if size <= 32 else max(3, size // 10 // 2 * 2 + 1)
 
 
 def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
-    """The view of float images (N, C, H, W) in [0, 1] that the parameters describe: (N, C, *size), in [0, 1]."""
+    """Apply the parameters to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
     never = torch.zeros_like(p.flip)
     rows = transforms.resize_matrix(p.top, p.height, never, images.shape[-2], size[0])
     columns = transforms.resize_matrix(p.left, p.width, p.flip, images.shape[-1], size[1])
@@ -153,7 +153,7 @@ def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Views:
-    """BYOL's pair of pipelines; calling it gives two normalised views of a batch."""
+    """BYOL's pair of pipelines; a call returns two normalised views of a batch."""
 
     first: View = field(default_factory=View)
     second: View = field(default_factory=lambda: View(blur=0.1, solarize=0.2))
@@ -163,12 +163,12 @@ class Views:
     std: tuple[float, ...] | None = None
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Two views of images (N, C, H, W), uint8 or floats in [0, 1], one or three channels."""
+        """Make two views of images (N, C, H, W), uint8 or floats in [0, 1], one or three channels."""
         self.check(images)
         return self.render(images, self.draw(len(images), generator, images.device))
 
     def check(self, images: Tensor) -> None:
-        """Raise a ValueError unless these are images that the views are made for."""
+        """Raise a ValueError unless views can be made of these images."""
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"Views are made of images (N, 1 or 3, H, W), not {tuple(images.shape)}.")
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -180,7 +180,7 @@ class Views:
     def draw(
         self, images: int, generator: torch.Generator | None = None, device: torch.device | str | None = None
     ) -> Tensor:
-        """All the chance of one batch: (2, images, UNIFORMS) numbers from [0, 1), drawn where the generator lives.
+        """Draw all random numbers of one batch: (2, images, UNIFORMS) from [0, 1), on the generator's device.
 
         A CPU generator gives the same views on every device; a generator on the GPU saves the copy.
         """
@@ -188,7 +188,7 @@ class Views:
         return torch.rand(2, images, UNIFORMS, generator=generator, device=home).to(device, non_blocking=True)
 
     def render(self, images: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The two views that these uniforms stand for: no chance, no synchronisation, one graph."""
+        """Make the two views that these uniforms stand for: no randomness, no synchronisation, one graph."""
         height, width = images.shape[-2:]
         size = (self.size, self.size) if self.size else (height, width)
         first, second = uniforms.unbind(0)

@@ -1,44 +1,61 @@
-"""What a run writes down: one JSON line per report and per look at its layers, TensorBoard, and a progress bar."""
+"""Write down a run: one JSON line per report and per record of its layers, TensorBoard, and a progress bar."""
 
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from byov.posterior import BayesianModule
+from byov.posterior.layer_statistics import layer_statistics
+
 _SHOWN = ("loss", "kl", "sigma", "snr")
+LAYER_RECORDS = 100
+"""How many records of its layers a run has. One costs a few passes over the weights: see benchmarks/layers.py."""
+LEAST_INTERVAL = 4
+"""Steps between two records, at least: after every step of a tiny network they would take more than 1 % of the time."""
+
+
+def layer_interval(total: int) -> int:
+    """Return the steps from one record of the layers to the next."""
+    return max(LEAST_INTERVAL, round(total / LAYER_RECORDS))
+
+
+def layers_due(step: int, total: int) -> bool:
+    """Say if the layers are recorded after `step` of `total` steps: at the start, every total/100 steps, at the end.
+
+    A function of the two alone, so that a run which was stopped and resumed has the records of one that was not.
+    """
+    return step % layer_interval(total) == 0 or step == total
 
 
 class Journal:
     """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
 
-    A run that is taken up again goes on after the checkpoint's step: what was written beyond it is taken out.
+    A resumed run goes on after the checkpoint's step: what was written beyond it is taken out.
     """
 
     def __init__(self, run: Path, step: int, total: int, steps_per_epoch: int, active: bool) -> None:
-        self.path, self.step, self.total, self.steps_per_epoch, self.active = (
-            run / "log.jsonl",
-            step,
-            total,
-            steps_per_epoch,
-            active,
-        )
+        self.run, self.step, self.total = run, step, total
+        self.steps_per_epoch, self.active = steps_per_epoch, active
         self.alarmed: set[str] = set()
         self.layer_file: TextIO | None = None
 
     def __enter__(self) -> Journal:
         if not self.active:
             return self
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _cut(self.path, self.step)
-        _cut(self.path.with_name("layers.jsonl"), self.step)
-        self.file = self.path.open("a", buffering=1)
-        self.board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=self.step + 1)
+        self.run.mkdir(parents=True, exist_ok=True)
+        for name in ("log.jsonl", "layers.jsonl"):
+            _cut(self.run / name, self.step)
+        self.file = (self.run / "log.jsonl").open("a", buffering=1)
+        self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
         self.console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -70,13 +87,11 @@ class Journal:
             self.bar.update(self.row, completed=step)
 
     def write(self, step: int, seconds: float, values: dict[str, float], speed: float = 0.0) -> None:
-        """One report; `speed` is in images per second."""
+        """Write one report; `speed` is in images per second."""
         if not self.active:
             return
-        epoch = step / self.steps_per_epoch
         line = {
-            "step": step,
-            "epoch": round(epoch, 4),
+            **self._at(step),
             "seconds": round(seconds, 3),
             "images_per_s": round(speed, 1),
             **values,
@@ -87,21 +102,34 @@ class Journal:
         shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
         self.bar.update(self.row, completed=step, values=f"{shown} · {speed:,.0f} img/s")
 
-    def layers(self, step: int, values: dict[str, list[float | None]]) -> None:
-        """One record of what each layer's posterior looks like, its numbers in the order of `LayerStatistics`."""
-        if not self.active:
+    def record_layers(self, step: int, model: nn.Module) -> None:
+        """Write layer-wise σ and |μ|/σ (BYOV's Figures 3 and 6), if a record is due after this step.
+
+        Each row has the numbers in the order of `LayerStatistics`. All ranks have the same weights: the first writes.
+        """
+        if not (self.active and isinstance(model, BayesianModule) and layers_due(step, self.total)):
             return
         if self.layer_file is None:  # a network without a posterior has no such file
-            self.layer_file = self.path.with_name("layers.jsonl").open("a", buffering=1)
-        line = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), "layers": values}
-        self.layer_file.write(json.dumps(line) + "\n")
+            self.layer_file = (self.run / "layers.jsonl").open("a", buffering=1)
+        layers = {name: [_short(v) for v in row] for name, row in layer_statistics(model).items()}
+        self.layer_file.write(json.dumps({**self._at(step), "layers": layers}) + "\n")
 
     def alarm(self, step: int, message: str, about: str = "") -> None:
-        """A warning that must be seen, once each time a run is started, for each thing that it is about."""
+        """Print and write a warning, once each time a run is started, for each thing that it is about."""
         if self.active and about not in self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
             self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")
             self.alarmed.add(about)
+
+    def _at(self, step: int) -> dict[str, Any]:
+        return {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
+
+
+def _short(value: float | None) -> float | None:
+    """Round to six digits; None for what JSON has no name for: the weights may have diverged."""
+    if value is None or not isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _cut(path: Path, step: int) -> None:

@@ -22,10 +22,8 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch, Batches
 from byov.posterior import BayesianModule
 from byov.posterior.random import stream
-from byov.train import checkpoint
-from byov.train.diverged import Diverged
+from byov.train import Diverged, checkpoint
 from byov.train.journal import Journal
-from byov.train.layers import record
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 
@@ -226,7 +224,7 @@ class Loop:
         self.task.module.train()
         with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
             if self.step == 0:
-                record(journal, self.task.trainable(), 0, self.total)
+                journal.record_layers(0, self.task.trainable())
             for parts in self._groups():
                 out = self._optimize(parts)
                 self.step += 1
@@ -236,7 +234,7 @@ class Loop:
                     self._report(journal, out)
                 else:
                     journal.advance(self.step)
-                record(journal, self.task.trainable(), self.step, self.total)
+                journal.record_layers(self.step, self.task.trainable())
                 now = monotonic()
                 if self._agree(now >= deadline) and self.step < self.total:
                     break

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from byov.train.diverged import Diverged
+from byov.train import Diverged
 from byov.train.regression_networks import Data, Job, Normed, Plain, Split, Stack, minibatches, normed
 
 CHUNK = 128

@@ -17,12 +17,11 @@ from byov.models import create
 from byov.models.registry import resolve
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
 from byov.posterior.factor import Factor
-from byov.train.before_norm import add_gates
+from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
-from byov.train.families import FamilyConfig
 from byov.train.loop import Place, TrainConfig
+from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
-from byov.train.sync_batchnorm import synchronise
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from byov.data.tables import Rows, Table, table, training_rows, uci
 from byov.models import regression_mlp
 from byov.models.registry import resolve
 from byov.posterior import kl_scale
+from byov.train.batchnorm import synchronise
 from byov.train.config import from_dict
-from byov.train.families import FamilyConfig
 from byov.train.loop import Place, TrainConfig
+from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
 from byov.train.supervised import Patches, Penalised, check_batch, with_posterior
-from byov.train.sync_batchnorm import synchronise
 
 PREFIXES = ("table:", "uci:")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from byov.train.sync_batchnorm import GlooBatchNorm, synchronise
+from byov.train.batchnorm import GlooBatchNorm, synchronise
 
 RANKS = 2
 CPU = torch.device("cpu")

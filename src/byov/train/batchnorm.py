@@ -1,4 +1,12 @@
-"""BatchNorm over the batches of all processes, on the CPU too, where torch's SyncBatchNorm does not run."""
+"""Prepare a network's BatchNorm layers for training: synchronise them over processes, or put dropout before them.
+
+Dropout before every BatchNorm is the patching paper's baseline (D.3). What stands before a BatchNorm need not be a
+layer with weights: it may be a sum of two branches, or another norm. So each BatchNorm gets a *gate*, one number per
+channel that its input is multiplied with. It is 1, is not learned, and `byov.Dropout` covers it: in a draw it is 0 with
+probability p, else 1/(1 − p). That is `nn.Dropout2d` before the norm with one mask for the whole batch, since a draw is
+of the network's weights; the paper's layer has a mask for each image and pixel. The running statistics see the zeros,
+as the paper's do.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes. Each reads the sum of all, so the gradient of a part is the sum of all gradients."""
+    """Sum over processes. Each reads the sum of all, so the gradient of a part is the sum of all gradients."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -25,9 +33,10 @@ class _Sum(torch.autograd.Function):
 
 
 class GlooBatchNorm(_BatchNorm):
-    """The statistics of the global batch by two differentiable sums; every process must hold as many examples.
+    """Batch statistics over all processes on the CPU, where torch's SyncBatchNorm does not run.
 
-    The second sum is of squares about the mean that the first gave, in float32 at least: E[x²] − E[x]² would cancel.
+    By two differentiable sums; every process must hold as many examples. The second sum is of squares about the mean
+    that the first gave, in float32 at least: E[x²] − E[x]² would cancel.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -57,7 +66,7 @@ class GlooBatchNorm(_BatchNorm):
 
 
 def synchronise(net: nn.Module, device: torch.device) -> nn.Module:
-    """The network with its BatchNorm layers replaced by synchronised ones; call it before `bayesianize`."""
+    """Replace the network's BatchNorm layers by synchronised ones; call it before `bayesianize`."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(net)
     if isinstance(net, _BatchNorm) and not isinstance(net, GlooBatchNorm):
@@ -67,3 +76,26 @@ def synchronise(net: nn.Module, device: torch.device) -> nn.Module:
     for name, child in net.named_children():
         setattr(net, name, synchronise(child, device))
     return net
+
+
+def add_gates(net: nn.Module) -> nn.Module:
+    """Put a gate before every BatchNorm of `net`, in place."""
+    norms = [m for m in net.modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        raise ValueError(f"{type(net).__name__} has no BatchNorm that dropout could come before.")
+    for norm in norms:
+        like = next(norm.parameters(), None)
+        device = None if like is None else like.device
+        norm.register_parameter("gate", nn.Parameter(torch.ones(norm.num_features, device=device), requires_grad=False))
+        norm.register_forward_pre_hook(_through_gate)
+    return net
+
+
+def gates(name: str, module: nn.Module, parameter: Tensor) -> bool:
+    """Select the gates: a rule for `bayesianize`."""
+    return name.rpartition(".")[2] == "gate"
+
+
+def _through_gate(norm: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+    x = inputs[0]
+    return x * norm.gate.to(x.dtype).view(1, -1, *(1 for _ in x.shape[2:]))

@@ -1,4 +1,7 @@
-"""The linear probe: multinomial logistic regression on standardised features, by full-batch L-BFGS."""
+"""The probes' heads, from features to class probabilities: logistic regression and weighted nearest neighbours.
+
+Both take training features (N, D), or (S, N, D) for the same N examples under S draws.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ L2 = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """The strengths tried by default, from strong to weak: each fit starts where the last one ended."""
 TOLERANCE = 1e-6
 """The largest slope of the objective at which a fit ends."""
+CHUNK_ELEMENTS = 1 << 28
+"""The largest number of similarities held at once: 1 GiB in float32."""
 
 
 class LinearProbe(nn.Module):
@@ -37,15 +42,56 @@ class LinearProbe(nn.Module):
             self.register_buffer(name, tensor.detach().clone())
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, C) for features (N, D)."""
+        """Return logits (N, C) for features (N, D)."""
         return F.linear((features - self.center) / self.scale, self.weight, self.bias)
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """The softmax of the logits."""
+        """Return the softmax of the logits."""
         return self(features).softmax(1)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[1]} features, {self.weight.shape[0]} classes, l2={self.l2}"
+
+class KNN(nn.Module):
+    """Weighted k nearest neighbours (Wu et al. 2018): p(c | x) ∝ Σ over the k nearest of exp(cos(x, xᵢ)/T)·[yᵢ = c].
+
+    Args:
+        features: (N, D), or (S, N, D): each example is then there once per draw, and k·S neighbours are asked, so that
+            draws without spread change nothing.
+        labels: (N,).
+        k: the number of neighbours, at most N.
+        temperature: T.
+        classes: C; by default one more than the largest label.
+    """
+
+    features: Tensor
+    labels: Tensor
+
+    def __init__(
+        self, features: Tensor, labels: Tensor, k: int = 200, temperature: float = 0.1, classes: int | None = None
+    ) -> None:
+        super().__init__()
+        draws, labels, self.classes = _check(features, labels, classes)
+        if not 1 <= k <= len(labels):
+            raise ValueError(f"k lies between 1 and the {len(labels)} training features, not at {k}.")
+        if not temperature > 0:
+            raise ValueError(f"A temperature is above 0, not {temperature}.")
+        self.k, self.temperature = k * len(draws), temperature
+        self.register_buffer("features", F.normalize(draws.flatten(0, 1).float(), dim=1))
+        self.register_buffer("labels", labels.repeat(len(draws)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return probabilities (N, C) in float32 for features (N, D)."""
+        rows = max(1, CHUNK_ELEMENTS // len(self.features))
+        return torch.cat([self._votes(part) for part in features.split(rows)])
+
+    probabilities = forward
+
+    @torch.no_grad()
+    def _votes(self, features: Tensor) -> Tensor:
+        similarity = F.normalize(features.float(), dim=1) @ self.features.T
+        nearest, index = similarity.topk(self.k, dim=1, sorted=False)
+        # exp(cos/T) divided by its sum is a softmax, which does not overflow at a small T.
+        weights = (nearest / self.temperature).softmax(1)
+        return weights.new_zeros(len(features), self.classes).scatter_add_(1, self.labels[index], weights)
 
 
 def linear_probe(
@@ -60,7 +106,7 @@ def linear_probe(
     max_iter: int = 500,
     dtype: torch.dtype | None = None,
 ) -> LinearProbe:
-    """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x.
+    """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x, by L-BFGS.
 
     Under S draws the probability is the average over them, as it will be read: a head fitted to each draw by itself is
     underconfident on average.
@@ -70,8 +116,8 @@ def linear_probe(
     strong to weak, until that likelihood has become worse twice: the weakest take the longest.
 
     Args:
-        train_features: (N, D), or (S, N, D) for the same N examples under S draws; an example is held out under all
-            of them or none. The fit runs on their device.
+        train_features: (N, D) or (S, N, D); an example is held out under all draws or none. The fit runs on their
+            device.
         labels: (N,).
         classes: C; by default one more than the largest label.
         l2: λ, or the values to choose from.
@@ -83,7 +129,7 @@ def linear_probe(
         dtype: of the fit. float64 by default (float32 where there is none): in float32 rounding ends the line search
             before the optimum, the more so the weaker λ. The probe itself is float32.
     """
-    draws, labels, classes = check_features(train_features, labels, classes)
+    draws, labels, classes = _check(train_features, labels, classes)
     strengths = sorted({float(value) for value in ([l2] if isinstance(l2, int | float) else l2)}, reverse=True)
     if not strengths or not strengths[-1] > 0:
         raise ValueError(f"An l2 strength is above 0, not {l2}.")
@@ -97,13 +143,14 @@ def linear_probe(
     theta = x.new_zeros(classes, x.shape[-1] + 1)
     chosen = strengths[0]
     if len(strengths) > 1:
-        chosen, theta = _choose(x, labels, theta, strengths, _held(x.shape[1], holdout, seed, groups), max_iter)
-    theta = _fit(x, labels, theta, chosen, max_iter).float()
+        held = _held_out(x.shape[1], holdout, seed, groups).to(x.device)
+        chosen, theta = _choose(x, labels, theta, strengths, held, max_iter)
+    theta = _minimise(x, labels, theta, chosen, max_iter).float()
     return LinearProbe(theta[:, :-1], theta[:, -1], center.float(), scale.float(), chosen)
 
 
-def check_features(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """Features as (S, N, D), labels as int64 beside them and the number of classes; refuses what does not fit."""
+def _check(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor, int]:
+    """Return features as (S, N, D), labels as int64 beside them and the number of classes; refuse what does not fit."""
     if not isinstance(features, Tensor) or features.ndim not in (2, 3) or not features.numel():
         got = str(tuple(features.shape)) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"Training features are (N, D), or (S, N, D) under S draws, and not empty; not {got}.")
@@ -116,12 +163,12 @@ def check_features(features: Tensor, labels: Tensor, classes: int | None) -> tup
     if low < 0 or high >= classes:
         raise ValueError(f"Labels {low} to {high} do not fit {classes} classes.")
     if not bool(draws.isfinite().all()):
-        raise ValueError("Training features are to be finite, but some are NaN or infinite.")
+        raise ValueError("Training features must be finite, but some are NaN or infinite.")
     return draws.detach(), labels.to(draws.device, torch.int64), classes
 
 
-def _held(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
-    """Which examples are held out, as a mask: that share of them, or of the groups."""
+def _held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
+    """Choose a share of the examples, or of the groups, at random; return the held-out examples as a mask."""
     unit = torch.arange(examples) if groups is None else groups.cpu()
     units = int(unit.max()) + 1
     held = round(holdout * units)
@@ -135,12 +182,11 @@ def _held(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Te
 def _choose(
     x: Tensor, labels: Tensor, theta: Tensor, strengths: list[float], held: Tensor, max_iter: int
 ) -> tuple[float, Tensor]:
-    """The strength with the lowest held-out negative log-likelihood, and its fit."""
-    held = held.to(x.device)
+    """Return the strength with the lowest held-out negative log-likelihood, and its fit."""
     fit, test = (x[:, ~held], labels[~held]), (x[:, held], labels[held])
     best, chosen, chosen_theta, worse = float("inf"), strengths[0], theta, 0
     for strength in strengths:
-        theta = _fit(*fit, theta, strength, max_iter)
+        theta = _minimise(*fit, theta, strength, max_iter)
         score = _nll(*test, theta).item()
         if score < best:
             best, chosen, chosen_theta, worse = score, strength, theta, 0
@@ -152,14 +198,14 @@ def _choose(
 
 
 def _nll(x: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
-    """−log of the probability of the label, averaged over the draws (S, N, D), as it will be read."""
+    """Compute −log of the label's probability averaged over the draws (S, N, D), as it will be read."""
     logits = F.linear(x, theta[:, :-1], theta[:, -1])
     each = logits.log_softmax(-1).gather(-1, labels.expand(len(x), -1).unsqueeze(-1))
     return (log(len(x)) - each.logsumexp(0)).mean()
 
 
-def _fit(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int) -> Tensor:
-    """θ = (W, b) where no slope is above the tolerance, or after `max_iter` steps.
+def _minimise(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int) -> Tensor:
+    """Find θ = (W, b) where no slope is above the tolerance, or stop after `max_iter` steps.
 
     One tolerance for choosing and for the last fit: a loose one regularises too, and would choose a strength too weak.
     """
