@@ -174,7 +174,7 @@ def test_the_recipes_of_the_pages_load(tmp_path: Path) -> None:
 def test_parts_are_found_without_an_import_of_their_own() -> None:
     for name in byov._PARTS:
         assert byov.__getattr__(name) is import_module(f"byov.{name}")
-    assert "exploration" in byov._PARTS
+    assert "evaluation" in byov._PARTS
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         byov.__getattr__("nothing")
 

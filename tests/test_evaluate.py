@@ -300,7 +300,7 @@ def test_missing_runs_and_other_checkpoints_are_told(monkeypatch, capsys, folder
     for name, message in (
         ("nowhere", "no run at nowhere"),
         (".", "no run at"),
-        ("other.safetensors", "'sculpture', not a run of byov pretrain"),
+        ("other.safetensors", "not a run of byov pretrain or byov train: its kind is 'sculpture'"),
         ("text.safetensors", "not a byov checkpoint"),
     ):
         status, _, err = command(monkeypatch, capsys, name, "--data", "digits")

@@ -1,10 +1,12 @@
-"""Probes on digits: better than chance, the same at μ and under draws without spread, the same again for a seed."""
+"""Probes on digits: better than chance, under draws of their own, with a temperature, the same again for a seed."""
 
-from functools import cache
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Generator, Tensor, nn
 
 import byov
@@ -14,17 +16,21 @@ from byov.posterior.random import stream
 from byov.ssl.classifiers import LinearProbe
 from byov.ssl.features import features, grouped_draws
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
+from byov.ssl.temperature import RANGE, tempered
 
-NORMALISE = {"mean": (0.3,), "std": (0.37,)}
+Labelled = tuple[Tensor, Tensor]
+NORMALISE: dict[str, Any] = {"mean": (0.3,), "std": (0.37,)}
 SETTINGS = ProbeSettings(k=20, l2=(1e-1, 1e-2, 1e-3), draws_fit=3, draws_read=4)
 
 
-@cache
-def digits() -> tuple[ImageSet, ImageSet]:
-    data = load_digits()
-    images, labels = (torch.tensor(data.images)[:, None] * 15.9375).byte(), torch.tensor(data.target)
-    whole = ImageSet("digits", images, labels, tuple("0123456789"))
-    return whole.subset(torch.arange(500)), whole.subset(torch.arange(1000, 1400))
+@pytest.fixture
+def train(digits: Labelled) -> Labelled:
+    return digits[0][:500], digits[1][:500]
+
+
+@pytest.fixture
+def test(digits: Labelled) -> Labelled:
+    return digits[0][1000:1400], digits[1][1000:1400]
 
 
 def network() -> nn.Module:
@@ -34,46 +40,44 @@ def network() -> nn.Module:
     )
 
 
-def posterior(log_var: float) -> byov.BayesianModule:
+def posterior(log_var: float = -8.0) -> byov.BayesianModule:
     return byov.bayesianize(network(), byov.Gaussian(log_var=log_var))
 
 
-@cache
-def result(log_var: float = -8.0) -> ProbeResult:
-    train, test = digits()
-    return evaluate_probe(posterior(log_var), train, test, SETTINGS, **NORMALISE)
+RESULTS: list[ProbeResult] = []
+
+
+@pytest.fixture
+def result(train: Labelled, test: Labelled) -> ProbeResult:
+    """The probes of one encoder with a posterior, fitted once for all tests."""
+    if not RESULTS:
+        RESULTS.append(evaluate_probe(posterior(), train, test, SETTINGS, **NORMALISE))
+    return RESULTS[0]
 
 
 def draws_of(what: int) -> Generator:
     return Generator().manual_seed(stream(SETTINGS.seed, what))
 
 
-def test_probes_beat_chance() -> None:
+def test_probes_beat_chance_and_scores_are_those_of_the_probabilities(result: ProbeResult, test: Labelled) -> None:
     """Chance is 10 %; random convolutions keep most of what a digit is."""
-    scores = result().scores
-    assert set(scores) == {"linear", "knn", "linear_draws", "knn_draws"}
-    assert scores["linear"].top1 > 0.8
-    assert scores["knn"].top1 > 0.7
-    assert scores["linear_draws"].top1 > 0.6
-    assert scores["knn_draws"].top1 > 0.6
-    assert all(s.top5 >= s.top1 for s in scores.values())
-
-
-def test_scores_are_those_of_the_probabilities() -> None:
-    found, labels = result(), digits()[1].labels
-    assert labels is not None
-    for name, scores in found.scores.items():
-        probs = found.predictions[name].mean
+    least = {"linear": 0.8, "knn": 0.7, "linear_draws": 0.6, "knn_draws": 0.6}
+    assert set(result.scores) == set(least)
+    for name, scores in result.scores.items():
+        probs = result.predictions[name].mean
         assert probs.shape == (400, 10)
-        assert scores.top1 == accuracy(probs, labels).item()
-        assert scores.ece == calibration_error(probs, labels, bins=15).item()
+        assert least[name] < scores.top1 <= scores.top5
+        assert scores.top1 == accuracy(probs, test[1]).item()
+        assert scores.ece == calibration_error(probs, test[1], bins=15).item()
         parts = scores.uncertainty - scores.resolution + scores.reliability + scores.within_bin
         assert parts == pytest.approx(scores.brier, abs=1e-9)
-    assert found.numbers()["linear_draws/ece"] == found.scores["linear_draws"].ece
+    assert result.numbers()["linear_draws/ece"] == result.scores["linear_draws"].ece
+    few = Scores.of(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]), torch.tensor([0, 1]))
+    assert (few.top1, few.top5) == (0.5, 1.0)  # of three classes
 
 
-def test_draws_without_spread_are_the_mean() -> None:
-    found = result(-70.0)
+def test_draws_without_spread_are_the_mean(train: Labelled, test: Labelled) -> None:
+    found = evaluate_probe(posterior(-70.0), train, test, SETTINGS, **NORMALISE)
     for head in ("linear", "knn"):
         at_mean, drawn = found.predictions[head], found.predictions[f"{head}_draws"]
         torch.testing.assert_close(drawn.mean, at_mean.mean, atol=1e-3, rtol=0)
@@ -82,17 +86,14 @@ def test_draws_without_spread_are_the_mean() -> None:
         assert drawn.mutual_information.max() < 1e-5
 
 
-def test_a_head_read_under_draws_was_fitted_under_draws() -> None:
+def test_a_head_read_under_draws_was_fitted_under_draws(result: ProbeResult, train: Labelled, test: Labelled) -> None:
     """Rebuilt by hand: features of the fit's draws, a head on them, probabilities averaged over the reading's draws."""
-    (train, test), model, found = digits(), posterior(-8.0), result()
-    assert train.labels is not None
-    fit = grouped_draws(model, train.images, 3, SETTINGS.groups, draws_of(FIT), **NORMALISE)
-    groups = torch.arange(500) % SETTINGS.groups
-    read = features(model, test.images, 4, draws_of(READ), **NORMALISE)
-    assert not torch.equal(fit[0, :5], features(model, train.images[:5], 1, draws_of(READ), **NORMALISE)[0])
-    for name, head in fit_heads(fit, train.labels, 10, SETTINGS, groups).items():
+    model = posterior()
+    fit = grouped_draws(model, train[0], 3, SETTINGS.groups, draws_of(FIT), **NORMALISE)
+    read = features(model, test[0], 4, draws_of(READ), **NORMALISE)
+    for name, head in fit_heads(fit, train[1], 10, SETTINGS, torch.arange(500) % SETTINGS.groups).items():
         draws = torch.stack([head.probabilities(x) for x in read])
-        prediction = found.predictions[f"{name}_draws"]
+        prediction = result.predictions[f"{name}_draws"]
         torch.testing.assert_close(prediction.mean, draws.mean(0), atol=1e-5, rtol=0)
         assert prediction.mutual_information is not None
         expected = mutual_information(draws).float()
@@ -100,21 +101,42 @@ def test_a_head_read_under_draws_was_fitted_under_draws() -> None:
         assert expected.mean() > 0.01
 
 
-def test_is_deterministic_for_a_seed() -> None:
-    train, test = digits()
-    model = posterior(-8.0)
+def test_heads_are_fitted_tempered_and_read_under_draws_of_their_own(train: Labelled, test: Labelled) -> None:
+    seen: set[bytes] = set()
+
+    class Recording(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(self.weight.detach().numpy().tobytes())
+            return x.flatten(1) @ self.weight
+
+    model, settings = byov.bayesianize(Recording(), byov.Gaussian()), replace(SETTINGS, l2=(1e-2,))
+    Probe.fit(model, *train, 10, settings, **NORMALISE)
+    fitted = 1 + settings.draws_fit * settings.groups  # μ, and a draw for each group in each pass
+    assert len(seen) == fitted
+    probe = Probe.fit(model, *train, 10, replace(settings, temper=50), **NORMALISE)
+    assert len(seen) == fitted + settings.draws_read
+    probe.predict(test[0], draws=settings.draws_read)
+    assert len(seen) == fitted + 2 * settings.draws_read
+
+
+def test_is_deterministic_for_a_seed(result: ProbeResult, train: Labelled, test: Labelled) -> None:
+    model = posterior()
     torch.manual_seed(1234)  # the global state plays no part
     again = evaluate_probe(model, train, test, SETTINGS, **NORMALISE)
-    assert again.numbers() == result().numbers()
+    assert again.numbers() == result.numbers()
     other = Probe(model, again.probe.at_mean, again.probe.under_draws, seed=1, **NORMALISE)
-    first, second = again.probe.predict(test.images, draws=4), other.predict(test.images, draws=4)
+    first, second = again.probe.predict(test[0], draws=4), other.predict(test[0], draws=4)
     assert torch.equal(first.mean, again.predictions["linear_draws"].mean)
     assert not torch.equal(first.mean, second.mean)
 
 
-def test_the_probe_predicts_other_images_with_the_same_draws() -> None:
+def test_the_probe_predicts_other_images_with_the_same_draws(result: ProbeResult, test: Labelled) -> None:
     """Batches of images one after the other are read by the same networks as all at once."""
-    probe, images = result().probe, digits()[1].images
+    probe, images = result.probe, test[0]
     whole = probe.predict(images, draws=3, head="knn")
     parts = [probe.predict(part, draws=3, head="knn").mean for part in images.split(150)]
     torch.testing.assert_close(torch.cat(parts), whole.mean, atol=1e-4, rtol=0)
@@ -125,39 +147,85 @@ def test_the_probe_predicts_other_images_with_the_same_draws() -> None:
     assert noisy.mean() > clean.mean()
 
 
-def test_a_saved_head_serves_a_new_probe() -> None:
-    probe, images = result().probe, digits()[1].images
-    linear = probe.under_draws["linear"]
+def test_a_saved_head_serves_a_new_probe(result: ProbeResult, test: Labelled) -> None:
+    linear = result.probe.under_draws["linear"]
     assert isinstance(linear, LinearProbe)
     state = {name: tensor.clone() for name, tensor in linear.state_dict().items()}
-    loaded = Probe(posterior(-8.0), {}, {"linear": LinearProbe(**state)}, **NORMALISE)
-    assert torch.equal(loaded.predict(images, draws=2).mean, probe.predict(images, draws=2).mean)
+    loaded = Probe(posterior(), {}, {"linear": LinearProbe(**state)}, **NORMALISE)
+    assert torch.equal(loaded.predict(test[0], draws=2).mean, result.probe.predict(test[0], draws=2).mean)
     with pytest.raises(ValueError, match="no head 'knn'"):
-        loaded.predict(images, draws=2, head="knn")
+        loaded.predict(test[0], draws=2, head="knn")
 
 
-def test_a_plain_encoder_is_read_at_its_weights() -> None:
-    train, test = digits()
-    pairs: list[tuple[Tensor, Tensor]] = [(s.images, s.labels) for s in (train, test) if s.labels is not None]
-    found = evaluate_probe(network(), pairs[0], pairs[1], SETTINGS, **NORMALISE)
+def test_a_plain_encoder_is_read_at_its_weights(result: ProbeResult, train: Labelled, test: Labelled) -> None:
+    sets = [ImageSet("digits", *part, tuple("0123456789")) for part in (train, test)]
+    found = evaluate_probe(network(), sets[0], sets[1], replace(SETTINGS, temper=50), **NORMALISE)
     assert set(found.scores) == {"linear", "knn"}
-    assert found.scores["linear"].top1 == pytest.approx(result().scores["linear"].top1, abs=0.01)
+    assert list(found.probe.temperatures) == ["at_mean"]
+    assert found.scores["linear"].top1 == pytest.approx(result.scores["linear"].top1, abs=0.01)
+    assert found.predictions["linear"].mean.sum(1).tolist() == pytest.approx([1.0] * 400)
     with pytest.raises(ValueError, match="no posterior"):
-        found.probe.predict_heads(test.images, draws=2)
+        found.probe.predict_heads(test[0], draws=2)
     with pytest.raises(ValueError, match="under draws"):
-        found.probe.predict(test.images, draws=2)
+        found.probe.predict(test[0], draws=2)
 
 
-def test_few_classes_have_a_top5() -> None:
-    probs, labels = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]), torch.tensor([0, 1])
-    assert (Scores.of(probs, labels).top1, Scores.of(probs, labels).top5) == (0.5, 1.0)
+def test_a_probe_is_tempered_at_mu_and_under_draws(digits: Labelled) -> None:
+    # Mixed: later digits are by other hands, for which a temperature is another one.
+    chosen = torch.cat([torch.arange(500), torch.arange(1000, 1400)])
+    order = chosen[torch.randperm(900, generator=Generator().manual_seed(1))]
+    train, test = ((digits[0][at], digits[1][at]) for at in (order[:500], order[500:]))
+    model = posterior(-7.0)
+    plain, found = (
+        evaluate_probe(model, train, test, replace(SETTINGS, temper=temper), **NORMALISE) for temper in (0, 400)
+    )
+    assert plain.probe.temperatures == {}
+    for name, reading in (("linear", "at_mean"), ("linear_draws", "under_draws")):
+        temperature, before, after = found.probe.temperatures[reading], plain.predictions[name], found.predictions[name]
+        assert temperature != 1.0
+        torch.testing.assert_close(after.mean, tempered(before.mean, temperature))
+        torch.testing.assert_close(after.expected_entropy + after.mutual_information, after.entropy)
+        assert (after.mutual_information <= before.mutual_information + 1e-6).all()
+        assert found.scores[name].top1 == plain.scores[name].top1
+    # An average over draws says too little: under them it is sharpened, and images it has not seen become more likely.
+    assert found.probe.temperatures["under_draws"] < 0.95
+    assert found.scores["linear_draws"].nll < plain.scores["linear_draws"].nll
+    assert found.scores["linear_draws"].ece < plain.scores["linear_draws"].ece
+    for name in ("knn", "knn_draws"):
+        assert torch.equal(found.predictions[name].mean, plain.predictions[name].mean)
 
 
-def test_bad_input_gets_a_sentence() -> None:
-    train, test = digits()
-    with pytest.raises(ValueError, match="at least one draw"):
-        ProbeSettings(draws_fit=0)
+def test_sorted_and_periodic_labels_give_the_temperature_of_mixed_ones(train: Labelled) -> None:
+    """Examples are cut into folds at random, each class alike: the order of a data set says nothing."""
+    (images, labels), found = train, []
+    first = [(labels == c).nonzero()[:40, 0] for c in range(10)]
+    for order in (torch.cat(first), torch.stack(first, 1).flatten()):  # 000…111…, 0123456789012…
+        settings = replace(SETTINGS, temper=100, l2=(1e-2,))
+        probe = Probe.fit(network(), images[order], labels[order], 10, settings, **NORMALISE)
+        found.append(probe.temperatures["at_mean"])
+    assert found[0] == pytest.approx(found[1], rel=0.3)
+    assert all(1.1 / RANGE < temperature < 0.9 * RANGE for temperature in found)
+
+
+def test_a_class_of_one_example_leaves_the_temperature_at_one(train: Labelled) -> None:
+    images, labels = train
+    few = torch.cat([(labels == 0).nonzero()[:30, 0], (labels == 1).nonzero()[:1, 0]])
+    settings = replace(SETTINGS, k=2, temper=9, l2=(1e-2,))
+    with pytest.warns(UserWarning, match="single example"):
+        probe = Probe.fit(network(), images[few], labels[few], 10, settings, **NORMALISE)
+    assert probe.temperatures == {"at_mean": 1.0}
+
+
+def test_bad_input_gets_a_sentence(train: Labelled, test: Labelled) -> None:
+    for change, sentence in (
+        ({"draws_fit": 0}, "at least one draw"),
+        ({"draws_read": -1}, "none or more, not draws_fit=8 and draws_read=-1"),
+        ({"temper": -1}, r"^A temperature is fitted on 0 examples or more, not -1\.$"),
+        ({"groups": 1}, "at least two groups"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ProbeSettings(**change)
     with pytest.raises(ValueError, match="every test image"):
-        evaluate_probe(network(), train, ImageSet("bare", test.images), SETTINGS)
+        evaluate_probe(network(), train, ImageSet("bare", test[0]), SETTINGS)
     with pytest.raises(ValueError, match="reach 10, but the training set has 10"):
-        evaluate_probe(network(), train, (test.images[:2], torch.tensor([0, 10])), SETTINGS)
+        evaluate_probe(network(), train, (test[0][:2], torch.tensor([0, 10])), SETTINGS)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
-from byov.train.journal import Journal
+import byov
+from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, start
+from byov.train.journal import LAYER_RECORDS, LEAST_INTERVAL, Journal, layers_due
+from byov.train.loop import TrainConfig
 
 
-def entries(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+def entries(run: Path, name: str = "log.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
 
 def write(run: Path, start: int, steps: range, total: int = 20, active: bool = True) -> None:
@@ -83,6 +92,7 @@ def test_all_ranks_but_the_first_are_silent(tmp_path: Path, capsys: pytest.Captu
         journal.write(1, 0.5, {"loss": 1.0})
         journal.advance(2)
         journal.alarm(2, "Something is wrong.")
+        journal.record_layers(0, byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()))
     assert not (tmp_path / "run").exists()
     assert capsys.readouterr() == ("", "")
 
@@ -93,3 +103,72 @@ def test_an_error_closes_the_log(tmp_path: Path) -> None:
         journal.write(1, 0.5, {"loss": object()})
     assert journal.file.closed
     assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("total", [1, 3, 40, 99, 400, 4_321, 60_000])
+def test_about_a_hundred_records_with_the_first_and_the_last(total: int) -> None:
+    steps = [step for step in range(total + 1) if layers_due(step, total)]
+    assert (steps[0], steps[-1]) == (0, total)
+    assert len(steps) <= 1.5 * LAYER_RECORDS + 2
+    if total >= LEAST_INTERVAL * LAYER_RECORDS:
+        assert len(steps) >= LAYER_RECORDS
+
+
+# Layers
+
+
+def recipe(**train: Any) -> Pretrain:
+    return Pretrain(
+        model=EncoderConfig("convnet32", hidden=16, outputs=8),
+        posterior=GaussianConfig(beta_end=0.1),
+        train=TrainConfig(epochs=2, batch=128, warmup=1, accelerator="cpu", devices=1, **train),
+    )
+
+
+def test_a_run_that_was_stopped_has_the_records_of_one_that_was_not(tmp_path: Path) -> None:
+    start(recipe(), tmp_path / "whole")
+    whole = entries(tmp_path / "whole", "layers.jsonl")
+    assert [entry["step"] for entry in whole] == [0, 4, 8, 12, 16, 20]
+    assert whole[-1]["epoch"] == 2.0
+    first = {name: row[1] for name, row in whole[0]["layers"].items()}
+    assert first == pytest.approx(dict.fromkeys(first, 0.00673795), rel=1e-5)  # exp(-5), as every σ starts
+    assert whole[-1]["layers"]["projector.0"][1] != whole[0]["layers"]["projector.0"][1]
+
+    assert not start(recipe(minutes=1e-9), tmp_path / "parts")  # one step
+    with (tmp_path / "parts" / "layers.jsonl").open("a") as file:  # as if it had gone on and been killed
+        file.write('{"step": 4, "epoch": 0.4, "layers": {}}\n{"step": 8, "epo')
+    start(recipe(), tmp_path / "parts", resume=True)
+    assert entries(tmp_path / "parts", "layers.jsonl") == whole
+
+
+def test_a_run_without_a_posterior_has_no_layers(tmp_path: Path) -> None:
+    with Journal(tmp_path, 0, 20, 4, True) as journal:
+        journal.record_layers(0, nn.Linear(2, 2))
+    assert not (tmp_path / "layers.jsonl").exists()
+
+
+def test_a_run_that_starts_anew_starts_with_nothing(tmp_path: Path) -> None:
+    """Killed before its first checkpoint, it left the record of step 0, which would be there twice."""
+    model = byov.bayesianize(nn.Linear(2, 2), byov.Gaussian())
+    for _ in range(2):
+        with Journal(tmp_path, 0, 20, 4, True) as journal:
+            journal.record_layers(0, model)
+    assert [entry["step"] for entry in entries(tmp_path, "layers.jsonl")] == [0]
+
+
+@pytest.mark.slow
+def test_a_run_killed_without_warning_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "byov", "pretrain", "--run", str(tmp_path / "run")]
+    for setting in ("model.encoder=convnet32", "model.hidden=32", "model.outputs=16", "train.epochs=12"):
+        words += ["--set", setting]
+    words += ["--set", "train.batch=128", "--set", "train.accelerator=cpu", "--set", "train.save_minutes=0"]
+    options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    process = subprocess.Popen(words, **options)
+    layers = tmp_path / "run" / "layers.jsonl"
+    while process.poll() is None and (not layers.exists() or len(layers.read_text().splitlines()) < 12):
+        sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(layers.read_text().splitlines()) >= 12
+    subprocess.run([*words, "--resume"], check=True, **options)
+    assert [entry["step"] for entry in entries(tmp_path / "run", "layers.jsonl")] == list(range(0, 121, 4))

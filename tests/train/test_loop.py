@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 import byov
@@ -209,6 +210,46 @@ def test_all_chance_is_of_seed_and_step(tmp_path: Path) -> None:
     numbers = [number for task in (first, other) for pair in task.chance for number in pair]
     assert len(set(numbers)) == len(numbers) == 2 * 2 * 12
     assert not same(first.seen, other.seen)
+
+
+def as_rank(rank: int) -> Fabric:
+    """Return the fabric of one of two processes, without the other."""
+    fabric = make_fabric(CONFIG)
+    told = {"global_rank": property(lambda self: rank), "world_size": property(lambda self: 2)}
+    fabric.__class__ = type("OneOfTwo", (Fabric,), told)
+    return fabric
+
+
+def test_ranks_share_one_generator_and_differ_in_the_other(tmp_path: Path) -> None:
+    """What is drawn for the whole batch is the same on every rank; dropout and the like are each rank's own."""
+    tasks = [Regression(images()) for _ in range(2)]
+    for rank, task in enumerate(tasks):
+        Loop(as_rank(rank), task, CONFIG, tmp_path / str(rank), {}).fit()
+    common, own = zip(*(zip(*task.chance, strict=True) for task in tasks), strict=True)
+    assert common[0] == common[1]
+    assert len({*own[0], *own[1], *common[0]}) == 3 * 12
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_shared_draw_is_held_over_a_step_and_equal_on_every_rank(tmp_path: Path, shared: bool) -> None:
+    class Watched(Regression):
+        def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Tensor, ...]:
+            drawn.append([self.module.net(torch.ones(1, 16)).detach() for _ in range(2)])
+            return super().inputs(batch, generator, place)
+
+    found = []
+    for rank in range(2):
+        drawn: list[list[Tensor]] = []
+        torch.manual_seed(0)
+        task = Watched(images())
+        line = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+        task.module.net = byov.bayesianize(line, byov.Gaussian(-2.0), shared_draw=shared)  # type: ignore[assignment]
+        Loop(as_rank(rank), task, replace(CONFIG, lr=1e-9), tmp_path / str(rank), {}).fit()
+        found.append(drawn)
+    for steps in found:
+        assert all(torch.equal(*twice) == shared for twice in steps)
+        assert not torch.allclose(steps[0][0], steps[1][0], atol=1e-3)
+    assert all(torch.allclose(a[0], b[0], atol=1e-5) == shared for a, b in zip(*found, strict=True))
 
 
 def test_every_epoch_is_another_order_without_repeats(tmp_path: Path) -> None:

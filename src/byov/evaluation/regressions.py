@@ -1,4 +1,4 @@
-"""How good a regression is and how well it knows: RMSE, log density and coverage, at μ and under draws."""
+"""Scores and predictions of a run on a table: RMSE, log density and coverage, at μ and under draws."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch import Generator, Tensor
 
 from byov.data.config import Like
-from byov.data.tables import features
+from byov.data.tables import Scale, features
 from byov.files import check_out, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs.run import NO_NETWORK, digest, started_anew
-from byov.train.tabular import Regressor, TableConfig, Tabular, restore
+from byov.train.tabular import Regressor, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
@@ -28,7 +28,7 @@ NORMAL_95 = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Predicted:
-    """Of N rows and T targets, at their own scale; draws are (S, N, T), a single one at μ."""
+    """Predictions of N rows and T targets, at their own scale; draws are (S, N, T), a single one at μ."""
 
     draws: Tensor
     precision: Tensor
@@ -48,7 +48,7 @@ class Predicted:
         return (self.draws.var(0, correction=0) + 1.0 / self.precision).sqrt()
 
     def scores(self, y: Tensor) -> dict[str, float]:
-        """Against targets (N, T): RMSE, mean log density per target, and the share within 95 % intervals."""
+        """Score against targets (N, T): RMSE, mean log density per target, and the share within 95 % intervals."""
         outputs = range(y.shape[1])
         density = [log_predictive_density(self.draws[..., t], y[:, t], float(self.precision[t])) for t in outputs]
         inside = (y - self.mean).abs() <= NORMAL_95 * self.std
@@ -60,11 +60,11 @@ class Predicted:
 
 
 def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, seed: int = 0) -> Predicted:
-    """What a run says of rows X (N, D) at their own scale: at μ without `samples`, else under so many draws."""
+    """Predict rows X (N, D) at their own scale: at μ without `samples`, else under so many draws."""
     if X.ndim != 2 or X.shape[1] != like.channels:
         raise ValueError(f"The run takes rows of {like.channels} features, not of {X.shape[-1]}.")
-    mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (like.mean, like.std))
-    x = ((X.double() - mean) / std).to(module.y_mean)
+    scale = Scale(*(torch.tensor(moment, dtype=torch.float64) for moment in (like.mean, like.std)))
+    x = scale.standardise(X.double()).to(module.y_mean)
     net: Any = module.net
     if samples is None or not isinstance(net, BayesianModule):
         with torch.no_grad():
@@ -72,18 +72,18 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     else:
         generator = Generator(x.device).manual_seed(seed)
         draws = predict(net, x, samples, generator=generator, task="regression", keep=True, progress=False).draws
-    own = draws * module.y_std + module.y_mean
+    own = Scale(module.y_mean, module.y_std).restore(draws)
     return Predicted(own.double().cpu(), module.precision.double().cpu())
 
 
 def evaluate_run(
     name: str, samples: int, seed: int, out: Path, device: torch.device, root: Path | None = None, force: bool = False
 ) -> dict[str, Any]:
-    """Read a run on the test rows of its split, at μ and under draws; the numbers and their protocol, in a file too."""
+    """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
     check_out(out, force)
     module, recipe, like = restore(Path(name), device)
-    data = _data(recipe, root).table()
-    test = data.splits[recipe.data.split][1]
+    data = (recipe.data if root is None else replace(recipe.data, root=str(root))).table()
+    _, test = data.split(recipe.data.split)
     X, y = data.X[test], data.y[test][:, None]
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
@@ -106,7 +106,7 @@ def evaluate_run(
 def predict_run(
     name: str, data: str, samples: int, seed: int, out: Path, device: torch.device, force: bool = False
 ) -> Predicted:
-    """What a run says of the rows of a file, written as .csv: the mean, its standard deviation, and that over draws."""
+    """Predict the rows of a file and write a .csv: the mean, its standard deviation, and that over draws."""
     if out.suffix != ".csv":
         raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
     check_out(out, force)
@@ -119,7 +119,3 @@ def predict_run(
         write.writerow(["row", "mean", "std", "epistemic_std"])
         write.writerows(zip(range(1, 1 + len(columns[0])), *columns, strict=True))
     return found
-
-
-def _data(recipe: Tabular, root: Path | None) -> TableConfig:
-    return recipe.data if root is None else replace(recipe.data, root=str(root))

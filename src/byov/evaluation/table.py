@@ -10,31 +10,37 @@ from rich.markup import escape
 from rich.table import Table
 
 from byov.evaluation.rows import CLEAN, Row
-from byov.evaluation.scores import Scores
 from byov.evaluation.summary import summarise
 
-COLUMNS = {"top-1": ("top1", 100, 1), "ECE": ("ece", 100, 2), "NLL": ("nll", 1, 3), "Brier": ("brier", 1, 3)}
-"""Heading → the score, what it is multiplied by, and its decimals."""
+COLUMNS = {
+    "top-1": ("top1", (100, 1)),
+    "ECE": ("ece", (100, 2)),
+    "NLL": ("nll", (1, 3)),
+    "Brier": ("brier", (1, 3)),
+}
+"""Heading → the score, and what it is multiplied by and its decimals."""
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """Clean images, every shift as the mean over its severities, and the mean of the shifts; shares in per cent."""
+    """Show clean images, every shift (the mean over its severities) and the mean of the shifts; shares in per cent."""
     clean, shifts = [row for row in rows if row.shift == CLEAN], summarise(rows)
-    drawn = any(row.under_draws is not None for row in rows)
+    columns = list(_columns(any(row.under_draws is not None for row in rows), bool(shifts)))
     made = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
     made.add_column("\nimages", no_wrap=True)
-    for heading, line in _headings(drawn, bool(shifts)):
+    for heading, line, *_ in columns:
         made.add_column(f"{heading}\n{line}", justify="right", no_wrap=True)
     for group in (clean, shifts[:-1], shifts[-1:]):
         for row in group:
             name = "mean of shifts" if row.shift == "mean" else row.shift.replace("_", " ")
-            made.add_row(name, *_cells(row, drawn, bool(shifts)))
+            made.add_row(
+                name, *(_cell((getattr(row, reading) or {}).get(key), *how) for *_, reading, key, how in columns)
+            )
         made.add_section()
     return made
 
 
 def error_lines(errors: dict[str, dict[str, Any]], baseline: str) -> Iterator[str]:
-    """The corruption errors, a line for each reading."""
+    """Yield the corruption errors, a line for each reading."""
     for reading, found in errors.items():
         words = "at μ" if reading == "at_mean" else "under draws"
         values = [
@@ -46,31 +52,17 @@ def error_lines(errors: dict[str, dict[str, Any]], baseline: str) -> Iterator[st
         yield f"{words}: {', '.join(values) or 'no corruption error'} of {baseline} at μ{note}"
 
 
-def _headings(drawn: bool, shifted: bool) -> Iterator[tuple[str, str]]:
-    for name in COLUMNS:
-        yield name, "μ"
-        if drawn:
-            yield "", "draws"
+def _columns(drawn: bool, shifted: bool) -> Iterator[tuple[str, str, str, str, tuple[float, int]]]:
+    """Yield each column's heading and the line below it, its reading and score, and (factor, decimals)."""
+    readings = {"at_mean": "μ", **({"under_draws": "draws"} if drawn else {})}
+    for heading, (key, how) in COLUMNS.items():
+        for reading, line in readings.items():
+            yield heading if reading == "at_mean" else "", line, reading, key, how
     if shifted:
-        yield "AUROC", "H, μ"
-        if drawn:
-            yield "", "H"
-            yield "", "MI"
-
-
-def _cells(row: Row, drawn: bool, shifted: bool) -> Iterator[str]:
-    under = row.under_draws or {}
-    for key, factor, digits in COLUMNS.values():
-        yield _cell(row.at_mean.get(key), factor, digits)
-        if drawn:
-            yield _cell(under.get(key), factor, digits)
-    if shifted:
-        yield from (_cell(part.get(f"auroc_{by}"), 1, 3) for part, by in _uncertainties(row.at_mean, under, drawn))
-
-
-def _uncertainties(at_mean: Scores, under: Scores, drawn: bool) -> list[tuple[Scores, str]]:
-    found = [(at_mean, "entropy")]
-    return [*found, (under, "entropy"), (under, "mutual_information")] if drawn else found
+        yield "AUROC", "H, μ", "at_mean", "auroc_entropy", (1, 3)
+    if shifted and drawn:
+        yield "", "H", "under_draws", "auroc_entropy", (1, 3)
+        yield "", "MI", "under_draws", "auroc_mutual_information", (1, 3)
 
 
 def _cell(value: float | None, factor: float, digits: int) -> str:

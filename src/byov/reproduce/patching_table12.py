@@ -18,23 +18,20 @@ density of one target at a time, averaged.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import mean, stdev
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from byov.data.tables import Table, uci
-from byov.metrics.functional import log_predictive_density, rmse
+from byov.evaluation.regressions import Predicted
 from byov.posterior import ECMP, EMP, Dropout, Ensemble, Family
-from byov.reproduce.experiment import EXPERIMENTS, Comparison, Context, Outcome, Scale, experiment
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 from byov.train.regression import Settings, fit
 
 if TYPE_CHECKING:
@@ -47,18 +44,19 @@ JUDGED = ("ECMP", "EMP")
 HALF_DIGIT = 0.005
 """The paper prints two digits."""
 
-Score = str
-"""`rmse` or `lpd`."""
+Score = Literal["rmse", "lpd"]
+Numbers = tuple[tuple[float, float | None], ...]
+"""Mean and standard error over splits, for each of FAMILIES."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of both tables: what the paper has, as (mean, standard error) for ECMP, EMP, dropout, ensemble."""
+    """A row of both tables, with the paper's numbers."""
 
     title: str
     file: str
-    rmse: tuple[tuple[float, float | None], ...]
-    lpd: tuple[tuple[float, float | None], ...]
+    rmse: Numbers
+    lpd: Numbers
     hidden: int = 50
     last: bool = False
     """The last feature is the target, and the usual target a feature."""
@@ -67,55 +65,32 @@ class Entry:
         return getattr(self, score)[list(FAMILIES).index(method)]
 
 
-def _row(*numbers: float | None) -> tuple[tuple[float, float | None], ...]:
-    return tuple(zip(numbers[::2], numbers[1::2], strict=True))  # type: ignore[arg-type]
+PAPER = """
+boston    3.48±0.18  3.56±0.22   3.97±0.26   4.29±0.27  -2.65±0.05  -2.70±0.07   -2.92±0.11  -2.81±0.07
+concrete  5.61±0.14  5.64±0.15   7.06±0.19   8.81±0.15  -3.46±0.07  -3.59±0.08   -4.60±0.14  -5.09±0.13
+energy    1.35±0.06  1.24±0.04   2.63±0.05   3.40±0.31  -2.19±0.01  -2.15±0.01   -2.42±0.01  -2.58±0.03
+kin8nm    0.08±0.00  0.08±0.00   0.08±0.00   0.08±0.00  -2.07±0.00  -2.07±0.00   -2.07±0.00  -2.07±0.00
+naval     0.00±0.00  0.00±0.00   0.01±0.00   0.01±0.00  -2.07±0.00  -2.07±0.00   -2.07±0.00  -2.07±0.00
+power     4.24±0.05  4.29±0.05   4.07±0.04   4.04±0.04  -2.95±0.02  -2.99±0.02   -2.90±0.01  -2.87±0.01
+protein   1.95±0.06  2.00±0.07   2.01±0.07   2.24±0.06  -2.26±0.01  -2.27±0.01   -2.27±0.01  -2.33±0.01
+wine_red  0.60±0.02  0.62±0.02   0.63±0.01   0.88±0.06  -2.09±0.00  -2.09±0.00   -2.09±0.00  -2.14±0.01
+yacht     1.59±0.23  1.60±0.28  12.90±1.26  29.48±5.14  -2.25±0.02  -2.22±0.05  -10.79±1.66  -5.24±0.36
+year      10.27      12.50       8.47        8.69       -5.70       -6.66        -5.66       -4.47
+"""
+"""RMSE of ECMP, EMP, dropout and the ensemble, then their log densities."""
 
 
-PROTEIN = (
-    _row(1.95, 0.06, 2.00, 0.07, 2.01, 0.07, 2.24, 0.06),
-    _row(-2.26, 0.01, -2.27, 0.01, -2.27, 0.01, -2.33, 0.01),
-)
-ENTRIES = (
-    Entry(
-        *("Boston", "boston", _row(3.48, 0.18, 3.56, 0.22, 3.97, 0.26, 4.29, 0.27)),
-        _row(-2.65, 0.05, -2.70, 0.07, -2.92, 0.11, -2.81, 0.07),
-    ),
-    Entry(
-        *("Concrete", "concrete", _row(5.61, 0.14, 5.64, 0.15, 7.06, 0.19, 8.81, 0.15)),
-        _row(-3.46, 0.07, -3.59, 0.08, -4.60, 0.14, -5.09, 0.13),
-    ),
-    Entry(
-        *("Energy", "energy", _row(1.35, 0.06, 1.24, 0.04, 2.63, 0.05, 3.40, 0.31)),
-        _row(-2.19, 0.01, -2.15, 0.01, -2.42, 0.01, -2.58, 0.03),
-    ),
-    Entry(
-        *("Kin8nm", "kin8nm", _row(0.08, 0.00, 0.08, 0.00, 0.08, 0.00, 0.08, 0.00)),
-        _row(-2.07, 0.00, -2.07, 0.00, -2.07, 0.00, -2.07, 0.00),
-    ),
-    Entry(
-        *("Naval", "naval", _row(0.00, 0.00, 0.00, 0.00, 0.01, 0.00, 0.01, 0.00)),
-        _row(-2.07, 0.00, -2.07, 0.00, -2.07, 0.00, -2.07, 0.00),
-    ),
-    Entry(
-        *("Power", "power", _row(4.24, 0.05, 4.29, 0.05, 4.07, 0.04, 4.04, 0.04)),
-        _row(-2.95, 0.02, -2.99, 0.02, -2.90, 0.01, -2.87, 0.01),
-    ),
-    Entry("Protein", "protein", *PROTEIN, hidden=100),
-    Entry("Protein, F9", "protein", *PROTEIN, hidden=100, last=True),
-    Entry(
-        *("WineRed", "wine_red", _row(0.60, 0.02, 0.62, 0.02, 0.63, 0.01, 0.88, 0.06)),
-        _row(-2.09, 0.00, -2.09, 0.00, -2.09, 0.00, -2.14, 0.01),
-    ),
-    Entry(
-        *("Yacht", "yacht", _row(1.59, 0.23, 1.60, 0.28, 12.90, 1.26, 29.48, 5.14)),
-        _row(-2.25, 0.02, -2.22, 0.05, -10.79, 1.66, -5.24, 0.36),
-    ),
-    Entry(
-        *("Year", "year", _row(10.27, None, 12.50, None, 8.47, None, 8.69, None)),
-        _row(-5.70, None, -6.66, None, -5.66, None, -4.47, None),
-        hidden=100,
-    ),
-)
+def _entry(line: str) -> Entry:
+    file, *cells = line.split()
+    pairs = [[float(number) for number in cell.split("±")] for cell in cells]
+    numbers = tuple((pair[0], pair[1] if len(pair) > 1 else None) for pair in pairs)
+    title = {"wine_red": "WineRed"}.get(file, file.capitalize())
+    return Entry(title, file, numbers[:4], numbers[4:], hidden=100 if file in ("protein", "year") else 50)
+
+
+ENTRIES = [_entry(line) for line in PAPER.strip().splitlines()]
+_protein = next(i for i, entry in enumerate(ENTRIES) if entry.file == "protein")
+ENTRIES.insert(_protein + 1, replace(ENTRIES[_protein], title="Protein, F9", last=True))
 QUICK = ("boston", "yacht", "energy")
 
 
@@ -133,7 +108,8 @@ def _table(context: Context, score: Score) -> Outcome:
     sets = measure(context)
     comparisons = [compare(entry, method, score, sets[entry.title]) for entry in _shown(sets) for method in FAMILIES]
     counted = [e.title for e in _shown(sets) if not e.last]
-    reached = [t for t in counted if all(c.verdict == "reached" for c in comparisons if _is(c, t, JUDGED))]
+    missed = {c.quantity for c in comparisons if c.verdict == "missed"}
+    reached = [title for title in counted if not missed & {f"{title}, {method}" for method in JUDGED}]
     data = {
         "score": score,
         "tau_output": TAU,
@@ -154,16 +130,12 @@ def _table(context: Context, score: Score) -> Outcome:
     return Outcome(data, comparisons, draw(sets, score), note)
 
 
-def _is(comparison: Comparison, title: str, methods: tuple[str, ...]) -> bool:
-    return any(comparison.quantity == f"{title}, {method}" for method in methods)
-
-
 def _shown(sets: dict[str, Any]) -> list[Entry]:
     return [entry for entry in ENTRIES if entry.title in sets]
 
 
 def compare(entry: Entry, method: str, score: Score, part: dict[str, Any]) -> Comparison:
-    """Ours beside the paper's, better being lower for the RMSE and higher for the log density."""
+    """Set ours beside the paper's, better being lower for the RMSE and higher for the log density."""
     values = part["methods"][method][score]
     ours, error = mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
     paper, spread = entry.paper(score, method)
@@ -174,7 +146,7 @@ def compare(entry: Entry, method: str, score: Score, part: dict[str, Any]) -> Co
 
 
 def measure(context: Context) -> dict[str, Any]:
-    """Every set's scores, split by split; what both tables are made of, kept beside them."""
+    """Return every set's scores, split by split: what both tables are made of, kept beside them."""
     shared = replace(context, out=context.out.parent / "regression")
     sets: dict[str, Any] = {}
     for file in dict.fromkeys(entry.file for entry in ENTRIES):
@@ -207,7 +179,7 @@ def measure(context: Context) -> dict[str, Any]:
 
 
 def _scores(context: Context, data: Table, entries: list[Entry], count: int, settings: Settings) -> dict[str, Any]:
-    """All splits of a set, for each choice of its target, are trained in one go."""
+    """Train all splits of a set, for each choice of its target, in one go, and score them."""
     start = monotonic()
     tables = [columns(data, entry) for entry in entries]
     X, y = (torch.cat(parts) for parts in zip(*tables, strict=True))
@@ -229,21 +201,20 @@ def _scores(context: Context, data: Table, entries: list[Entry], count: int, set
 
 
 def columns(data: Table, entry: Entry) -> tuple[Tensor, Tensor]:
-    """X (N, D) and y (N, T) of a row of the table."""
+    """Return X (N, D) and y (N, T) of a row of the table."""
     if entry.last:
         return torch.cat([data.y[:, None], data.X[:, :-1]], 1), data.X[:, -1:]
-    others = [] if data.y_other is None else [data.y_other]
-    return data.X, torch.cat([data.y[:, None], *others], 1)
+    return data.X, data.all_targets
 
 
 def scores(draws: Tensor, target: Tensor) -> dict[str, float]:
-    """RMSE of the mean over draws, over all entries; and the log density of one target at a time, averaged."""
-    each = [log_predictive_density(draws[..., t], target[:, t], TAU).item() for t in range(target.shape[1])]
-    return {"rmse": rmse(draws.mean(0), target).item(), "lpd": mean(each)}
+    """Return the RMSE over all entries, and the log density of one target at a time, averaged."""
+    found = Predicted(draws, draws.new_full((target.shape[1],), TAU, dtype=torch.float64)).scores(target)
+    return {"rmse": found["rmse"], "lpd": found["log_density"]}
 
 
 def draw(sets: dict[str, Any], score: Score) -> Figure:
-    """Ours beside the paper's for every set: the ratio of the RMSEs, the difference of the log densities."""
+    """Draw ours beside the paper's for every set: the ratio of the RMSEs, the difference of the log densities."""
     from matplotlib.figure import Figure
 
     entries = _shown(sets)
@@ -276,43 +247,3 @@ def draw(sets: dict[str, Any], score: Score) -> Figure:
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def lines(sets: dict[str, Any], score: Score) -> Iterator[str]:
-    """A table in Markdown: ours ± its standard error, and the paper's in brackets."""
-    yield f"| {'RMSE' if score == 'rmse' else 'LPD'} | splits | " + " | ".join(FAMILIES) + " |"
-    yield "|---|---:|" + "---:|" * len(FAMILIES)
-    for entry in _shown(sets):
-        cells = []
-        for method in FAMILIES:
-            got, (paper, spread) = compare(entry, method, score, sets[entry.title]), entry.paper(score, method)
-            small = 4 if score == "rmse" and got.ours < 0.1 else 2
-            error = "" if got.error is None else f" ± {got.error:.{small}f}"
-            theirs = f"{paper:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
-            missed = " **missed**" if got.verdict == "missed" else ""
-            cells.append(f"{got.ours:.{small}f}{error} ({theirs}){missed}")
-        yield f"| {entry.title} | {sets[entry.title]['splits']} | " + " | ".join(cells) + " |"
-
-
-def main() -> None:
-    """Both tables without the command: python -m byov.reproduce.patching_table12 --scale full --device cuda."""
-    from byov.reproduce.results import run
-
-    parser = argparse.ArgumentParser(description="Tables 12 and 13 of the patching paper.")
-    parser.add_argument("--scale", choices=["quick", "full"], default="quick")
-    parser.add_argument("--quick", dest="scale", action="store_const", const="quick", help="the same as --scale quick")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("reproduced/patching"))
-    parser.add_argument("--root", help="the folder of the data sets")
-    asked = parser.parse_args()
-    scale: Scale = asked.scale
-    for number in (12, 13):
-        context = Context(asked.out / f"table{number}", scale, asked.seed, asked.device, asked.root)
-        content = run(EXPERIMENTS[f"patching/table{number}"], context)
-        print("\n".join(lines(content["data"]["sets"], content["data"]["score"])))
-        print(f"\n{content['note']}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -73,8 +73,8 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
     state = checkpoint.peek(file)
     about = state.get("recipe") if isinstance(state, dict) else None
     kind = about.get("kind") if isinstance(about, dict) else None
-    if not isinstance(about, dict) or kind not in kinds:
-        raise ValueError(f"{path} is a checkpoint of kind {kind!r}, not a run of byov {' or byov '.join(kinds)}.")
+    if not isinstance(about, dict) or kind not in kinds or not {"config", "data", "shape"} <= set(about):
+        raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {kind!r}.")
     return Header(file, about, int(state.get("step") or 0), int(state.get("total") or 0))
 
 

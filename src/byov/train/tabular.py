@@ -30,6 +30,9 @@ from byov.train.supervised import Patches, Penalised, check_batch, with_posterio
 
 PREFIXES = ("table:", "uci:")
 
+Targets = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of every target."""
+
 
 @dataclass(frozen=True)
 class TableConfig:
@@ -43,12 +46,12 @@ class TableConfig:
     split: int = 0
 
     def table(self) -> Table:
+        """Read the table, and refuse a split that it does not have."""
         prefix, _, name = self.name.partition(":")
         if f"{prefix}:" not in PREFIXES or not name:
             raise ValueError(f"A table's name is table:FILE or uci:NAME, not {self.name!r}.")
         found = uci(name, self.root) if prefix == "uci" else table(name, self.column)
-        if not 0 <= self.split < len(found.splits):
-            raise ValueError(f"{found.name} has the splits 0 to {len(found.splits) - 1}, not {self.split}.")
+        found.split(self.split)
         return found
 
     @property
@@ -98,7 +101,7 @@ class Tabular:
 
 
 class Step(NamedTuple):
-    """What one step computed: the loss to minimise, and what to look at; `error` is in standard deviations of y."""
+    """The loss of one step, and what is logged beside it; `error` is in standard deviations of y."""
 
     loss: Tensor
     nll: Tensor
@@ -113,19 +116,13 @@ class Regressor(Penalised):
     y_std: Tensor
 
     def __init__(
-        self,
-        net: nn.Module,
-        number: float,
-        posterior: FamilyConfig,
-        batch: int,
-        targets: tuple[tuple[float, ...], tuple[float, ...]],
-        precision: float | None,
+        self, net: nn.Module, number: float, posterior: FamilyConfig, batch: int, targets: Targets, tau: float | None
     ) -> None:
         super().__init__(net, number, posterior, batch)
         self.register_buffer("y_mean", torch.tensor(targets[0]))
         self.register_buffer("y_std", torch.tensor(targets[1]))
-        start = torch.zeros(len(targets[0])) if precision is None else (precision * self.y_std.square()).log()
-        self.log_precision = nn.Parameter(start, requires_grad=precision is None)
+        start = torch.zeros(len(targets[0])) if tau is None else (tau * self.y_std.square()).log()
+        self.log_precision = nn.Parameter(start, requires_grad=tau is None)
         """Of the standardised targets."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Step:
@@ -146,8 +143,7 @@ class TableTask:
 
     def __init__(self, recipe: Tabular, data: Rows, world: int, device: torch.device) -> None:
         self.recipe, self.data = recipe, data.to(device)
-        like = Like(data.channels, 1, data.mean, data.std, len(data))
-        self._module = build(recipe, like, (data.y_mean, data.y_std), world, device)
+        self._module = build(recipe, data, (data.y_mean, data.y_std), world, device)
         check_batch(self._module.net, recipe.model.name, recipe.train, world)
         self.patches = Patches(self._module.net, recipe.posterior)
 
@@ -170,14 +166,8 @@ class TableTask:
         """Nothing follows a step."""
 
 
-def build(
-    recipe: Tabular,
-    like: Like,
-    targets: tuple[tuple[float, ...], tuple[float, ...]],
-    world: int,
-    device: torch.device,
-) -> Regressor:
-    """The module that a recipe describes, for rows of as many features as `like` has channels."""
+def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, device: torch.device) -> Regressor:
+    """Build the module that a recipe describes, for rows of as many features as `like` has channels."""
     name, features, outputs = recipe.model.name, like.channels, len(targets[0])
     if name == "mlp":
         net: nn.Module = regression_mlp(features, recipe.model.hidden, outputs, recipe.model.norm)
@@ -195,7 +185,7 @@ def build(
 
 
 def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
+    """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
 
     def make(data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
         task = TableTask(recipe, data, fabric.world_size, fabric.device)
@@ -205,7 +195,7 @@ def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
-    """The module of a run as its checkpoint left it, its recipe, and the features' moments."""
+    """Return the module of a run as its checkpoint left it, its recipe, and the features' moments."""
     state, like = reopen(run, "table")
     recipe = from_dict(Tabular, state["recipe"]["config"])
     y_mean, y_std = map(tuple, state["recipe"]["targets"])

@@ -1,11 +1,14 @@
-"""The order of batches: a pure function of seed and epoch, even over ranks, taken up again to the bit."""
+"""Batches: an order that is a pure function of seed and epoch, resumed to the bit; files read by workers."""
+
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from byov.data import Batches, ImageSet, epoch_order
+from byov.data import Batches, FolderSet, ImageSet, epoch_order
 
 
 def numbered(count: int) -> ImageSet:
@@ -67,13 +70,7 @@ def test_resuming_goes_on_to_the_bit(stop: int, world: int, drop_last: bool) -> 
 def test_state_counts_epochs_and_batches() -> None:
     batches = Batches(numbered(10), 4)
     assert len(batches) == 2
-    assert batches.state == (0, 0)
-    iterator = iter(batches)
-    next(iterator)
-    assert batches.state == (0, 1)
-    next(iterator)
-    assert batches.state == (0, 2)
-    assert list(iterator) == []
+    assert [batches.state, *(batches.state for _ in batches)] == [(0, 0), (0, 1), (0, 2)]
     assert batches.state == (1, 0)
     batches.state = (3, 1)
     assert len(list(batches)) == 1
@@ -86,15 +83,52 @@ def test_state_counts_epochs_and_batches() -> None:
 def test_last_batch_and_labels() -> None:
     batches = Batches(numbered(10), 4, drop_last=False, shuffle=False, device="cpu")
     assert len(batches) == 3
-    sizes = []
-    for images, labels, indices in batches:
-        sizes.append(len(images))
-        assert labels is not None
+    for size, (images, labels, indices) in zip((4, 4, 2), batches, strict=True):
+        assert len(images) == size
         assert torch.equal(labels, indices)
         assert torch.equal(images.flatten().long(), indices)
-    assert sizes == [4, 4, 2]
     unlabelled = ImageSet("x", torch.zeros(3, 1, 2, 2, dtype=torch.uint8))
     assert next(iter(Batches(unlabelled, 2))).labels is None
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> FolderSet:
+    """300 files whose grey level is their number modulo 256, the first half of one class."""
+    paths = [tmp_path / f"{i:03}.png" for i in range(300)]
+    for i, path in enumerate(paths):
+        Image.new("RGB", (4, 4), (i % 256,) * 3).save(path)
+    labels = (torch.arange(300) >= 150).long()
+    return FolderSet("pictures", tuple(map(str, paths)), labels, ("first", "second"), image_size=4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_files_in_batches(pictures: FolderSet, workers: int) -> None:
+    state = torch.random.get_rng_state()
+    seen = list(Batches(pictures, 128, seed=1, drop_last=False, workers=workers))
+    assert [len(b.images) for b in seen] == [128, 128, 44]
+    for images, labels, indices in seen:
+        assert torch.equal(labels, pictures.labels[indices])
+        assert torch.equal(images[:, 0, 0, 0].long(), indices % 256)
+    assert sorted(torch.cat([b.indices for b in seen]).tolist()) == list(range(300))
+    assert torch.equal(state, torch.random.get_rng_state())  # the run's own random numbers are not used up
+
+
+def test_broken_images_are_counted_and_left_out(pictures: FolderSet) -> None:
+    """Three kinds of broken files among 300 are one per cent: fine. A fourth is too many, and is named."""
+    whole = Path(pictures.paths[30]).read_bytes()
+    for index, content in {10: b"", 20: b"no image at all", 30: whole[: len(whole) // 2]}.items():
+        Path(pictures.paths[index]).write_bytes(content)
+        assert pictures[index] is None
+    batches = Batches(pictures, 32, drop_last=False, workers=0)
+    for _ in range(2):  # seen twice, counted once
+        assert sum(len(batch.images) for batch in batches) == 297
+    assert batches.unreadable == {10, 20, 30}
+    single = Batches(pictures, 1, shuffle=False, workers=0)  # a batch of broken images is skipped
+    assert [int(batch.indices) for batch in single] == [i for i in range(300) if i not in (10, 20, 30)]
+    assert single.state == (1, 0)
+    Path(pictures.paths[40]).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"4 of 300 images .* \(over 1 %\).*010\.png"):
+        list(Batches(pictures, 32, drop_last=False, workers=0))
 
 
 def test_bad_batches() -> None:

@@ -1,0 +1,218 @@
+"""Image sets by name: digits, .npz files, folders, torchvision's copies, and what is missing."""
+
+import lzma
+import re
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from byov.data import FolderSet, ImageSet, cifar10h, data_root, load
+
+
+def in_memory(name: str, split: str = "train", root: Path | None = None, **options: int) -> ImageSet:
+    data = load(name, split, root, **options)  # type: ignore[arg-type]
+    assert isinstance(data, ImageSet)
+    return data
+
+
+def folder(path: Path, split: str = "train", **options: int) -> FolderSet:
+    data = load(f"folder:{path}", split, **options)  # type: ignore[arg-type]
+    assert isinstance(data, FolderSet)
+    return data
+
+
+def write(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (12, 12), (value,) * 3).save(path)
+
+
+def test_digits_are_scikit_learns() -> None:
+    train, test = in_memory("digits"), in_memory("digits", "test")
+    assert (len(train), len(test)) == (1347, 450)
+    assert train.images.shape[1:] == (1, 8, 8)
+    everything = torch.cat([train.images, test.images]).flatten(1)
+    original = torch.from_numpy(load_digits().data * (255 / 16)).round().byte()
+    assert sorted(map(tuple, everything.tolist())) == sorted(map(tuple, original.tolist()))
+    assert train.labels is not None
+    assert train.labels.bincount().min() > 120
+    assert train.digest == load().digest
+    assert in_memory("digits", image_size=32, channels=3).images.shape == (1347, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"), [((7, 5, 4, 3), 3), ((7, 5, 4), 1), ((7, 3, 5, 4), 3), ((7, 5, 4, 1), 1)]
+)
+def test_plain_npz(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    labels = np.array([0, 1, 2, 0, 1, 2, 3], np.uint8)
+    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:2])
+    data, test = (in_memory(f"npz:{tmp_path / 'own.npz'}", split) for split in ("train", "test"))
+    theirs = images if shape[1] == 3 else images.reshape(7, 5, 4, channels).transpose(0, 3, 1, 2)
+    assert np.array_equal(data.images.numpy(), theirs)
+    assert data.labels is not None
+    assert data.labels.tolist() == labels.tolist()
+    assert data.class_names == ("0", "1", "2", "3")
+    assert test.labels is None
+    assert len(test) == 2
+
+
+@pytest.mark.parametrize(("codec", "columns"), [("xz", 1), ("png", 1), ("png", 3), ("webp", 2)])
+def test_packed_npz(tmp_path: Path, codec: str, columns: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
+    arrays: dict[str, np.ndarray] = {"image_shape": np.array([6, 4, 3]), "codec": np.array(codec)}
+    if codec == "xz":
+        blob = lzma.compress(images.tobytes())
+    else:
+        arrays["sheet_cols"] = np.array(columns)
+        pieces = []
+        for half in (images[:6], images[6:]):  # two sheets, `columns` images to a row
+            rows = [np.concatenate(list(half[i : i + columns]), axis=1) for i in range(0, 6, columns)]
+            buffer = BytesIO()
+            Image.fromarray(np.concatenate(rows)).save(buffer, codec, lossless=True)
+            pieces.append(buffer.getvalue())
+        blob = b"".join(pieces)
+        arrays["train_offsets"] = np.cumsum([0, *map(len, pieces)])
+    np.savez(tmp_path / "set.npz", train_blob=np.frombuffer(blob, np.uint8), train_labels=np.arange(12) % 2, **arrays)
+    data = in_memory("set", root=tmp_path)  # any NAME.npz in the folder is a data set
+    assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), images)
+
+
+IMAGES = np.zeros((2, 4, 4), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "split", "sentence"),
+    [
+        ({"weights": np.zeros(3)}, "train", "it has the arrays weights"),
+        ({"train_images": np.zeros((2, 4, 4, 3))}, "train", r"uint8 .*, not float64 \(2, 4, 4, 3\)"),
+        ({"train_images": np.zeros((2, 4, 4, 5), np.uint8)}, "train", r"NHW, not uint8 \(2, 4, 4, 5\)"),
+        ({"train_images": IMAGES, "train_labels": np.zeros(3, int)}, "train", "one per image"),
+        ({"train_images": IMAGES}, "test", "no 'test' images; it has train; it is to have 'test_images'"),
+        ({"train_images": IMAGES}, "extra", r"no 'extra' images; it has train\.$"),
+        ({"images": IMAGES}, "test", r"the arrays images; .* 'test_images' \(uint8; .* and 'test_labels' \(whole"),
+    ],
+)
+def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], split: str, sentence: str) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=sentence):
+        load(f"npz:{tmp_path / 'own.npz'}", split)
+
+
+def test_unreadable_npz(tmp_path: Path) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not a zip")
+    for name in ("none", "broken"):
+        with pytest.raises(ValueError, match="not a readable"):
+            load(f"npz:{tmp_path / name}.npz")
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [("cat", "'cat'"), (0.5, "0.5"), (-0.25, "-0.25"), (np.nan, "nan"), (np.inf, "inf"), (1j, "1j"), (b"a", "b'a'")],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_labels_of_an_npz_are_whole_numbers(tmp_path: Path, label: object, shown: str, split: str) -> None:
+    """Also those of the other split, which are counted for the names of the classes."""
+    labels = {"train_labels": [0, 1], "test_labels": [0, 1], f"{split}_labels": [label, label]}
+    np.savez(tmp_path / "own.npz", train_images=IMAGES, test_images=IMAGES, **labels)
+    with pytest.raises(ValueError, match=rf"own\.npz: labels are whole numbers, not {re.escape(shown)}\.$"):
+        load(f"npz:{tmp_path / 'own.npz'}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int16, bool])
+def test_whole_labels_of_any_kind(tmp_path: Path, dtype: type) -> None:
+    np.savez(tmp_path / "own.npz", train_images=IMAGES, train_labels=np.array([0, 1], dtype))
+    data = in_memory(f"npz:{tmp_path / 'own.npz'}")
+    assert data.labels is not None
+    assert (data.labels.dtype, data.labels.tolist(), data.class_names) == (torch.int64, [0, 1], ("0", "1"))
+
+
+def test_torchvisions_copy_is_found(tmp_path: Path) -> None:
+    """Fashion-MNIST's own idx files, small, where torchvision keeps them."""
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)
+    for part, count in (("train", 9), ("t10k", 4)):
+        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(header + images[:count].tobytes())
+        labels = np.arange(count, dtype=np.uint8)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(np.array([0x801, count], ">i4").tobytes() + labels.tobytes())
+    train, test = (in_memory("fashion-mnist", split, tmp_path) for split in ("train", "test"))
+    assert np.array_equal(train.images.numpy(), images[:, None])
+    assert len(test) == 4
+    assert train.class_names[9] == "Ankle boot"
+    np.savez(tmp_path / "fashion_mnist.npz", train_images=images[:2], train_labels=np.zeros(2, np.uint8))
+    assert len(load("fashion-mnist", "train", tmp_path)) == 2  # an .npz of that name comes first
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    for i in range(3):
+        write(tmp_path / "cat" / f"{i}.png", i)
+        write(tmp_path / "dog" / "deep" / f"{i}.png", 100 + i)
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    write(tmp_path / "dog" / ".hidden.png", 0)
+    (tmp_path / "empty").mkdir()
+    data, grey = (folder(tmp_path, image_size=8, channels=channels) for channels in (3, 1))
+    assert data.class_names == ("cat", "dog")
+    assert data.labels is not None
+    assert data.labels.tolist() == [0] * 3 + [1] * 3
+    assert torch.equal(data[4], torch.full((3, 8, 8), 101, dtype=torch.uint8))
+    assert torch.equal(grey[4], torch.full((1, 8, 8), 101, dtype=torch.uint8))
+    assert (len(data.mean), len(grey.mean), len(data.digest)) == (3, 1, 12)
+
+
+def test_flat_folders_have_no_labels(tmp_path: Path) -> None:
+    for i in range(3):
+        write(tmp_path / f"{i}.jpg", i)
+    data = folder(tmp_path)
+    assert (data.labels, len(data), data.image_size) == (None, 3, 224)
+    write(tmp_path / "class" / "0.png", 0)
+    with pytest.raises(ValueError, match="both beside and inside"):
+        folder(tmp_path)
+
+
+def test_splits_of_a_folder(tmp_path: Path) -> None:
+    for path in ("train/a/0.png", "val/a/0.png", "val/b/0.png"):
+        write(tmp_path / path, 0)
+    (tmp_path / "void").mkdir()
+    assert (len(folder(tmp_path)), len(folder(tmp_path, "test"))) == (1, 2)
+    imagenet = load("imagenet", "test", tmp_path)
+    assert isinstance(imagenet, FolderSet)
+    assert (imagenet.name, imagenet.crop) == ("imagenet", 0.875)
+    for path, split, sentence in (
+        (tmp_path, "extra", "splits test and train, not 'extra'"),
+        (tmp_path / "val", "test", "hold a part"),
+        (tmp_path / "void", "train", "no images"),
+        (tmp_path / "absent", "train", "not a folder"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            folder(path, split)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "sentence"),
+    [
+        *((name, "train", f"{name} is not in .*download") for name in ("cifar10", "cifar100", "svhn", "stl10")),
+        ("fashion-mnist", "train", "fashion-mnist is not in .*download"),
+        ("imagenet", "train", "unpack its archives"),
+        ("cifra10", "train", "did you mean cifar10"),
+        ("qqqq", "train", "Known names: digits"),
+        ("zip:there", "train", "prefix is"),
+        ("digits", "validation", "splits train, test"),
+    ],
+)
+def test_missing_data_says_how_to_get_it(tmp_path: Path, name: str, split: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load(name, split, tmp_path)
+
+
+def test_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"cifar10h\.npz is missing"):
+        cifar10h(tmp_path)
+    monkeypatch.setenv("BYOV_DATA", str(tmp_path / "there"))
+    assert data_root() == tmp_path / "there"
+    assert data_root("here") == Path("here")
