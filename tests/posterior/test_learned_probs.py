@@ -93,38 +93,6 @@ def test_the_gradient_is_unbiased_for_a_loss_that_is_quadratic_in_each_cell(kind
     torch.testing.assert_close(estimated["q.0.logits"], exact["q.0.logits"], rtol=1e-8, atol=1e-10)
 
 
-def straight_through(model: byov.BayesianModule, loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The expectation of p_j (s_j − s̄), by enumeration."""
-    factor = model.factors[0]
-    components = factor.get_parameter("components").detach()
-    p = factor.get_parameter("logits").detach().softmax(0)
-    total = torch.zeros_like(p)
-    for probability, noise in every_draw(model):
-        theta = factor.family.draw(factor.roles, factor.cells, noise).detach().requires_grad_()
-        loss(torch.func.functional_call(model.net, factor.layout.split(theta), x)).backward()
-        scores = torch.stack([(theta.grad * c).sum() for c in components])[:, None]
-        total += probability * p * (scores - (p * scores).sum(0))
-    return total
-
-
-def test_elsewhere_its_bias_is_of_third_order_where_the_straight_through_estimator_s_is_of_second() -> None:
-    """Half the distance between the components: an eighth of the bias, and a quarter of the other's."""
-    model, x = uneven(nn.Linear(2, 2), byov.Ensemble), torch.randn(6, 2, dtype=torch.float64)
-    labels = torch.tensor([0, 1, 0, 1, 1, 0])
-    loss: Callable[[Tensor], Tensor] = lambda out: nn.functional.cross_entropy(2.0 * out, labels)  # noqa: E731
-    components = model.factors[0].get_parameter("components")
-    away, biases = (components - components.mean(0)).detach(), []
-    for distance in (0.2, 0.1):
-        with torch.no_grad():
-            components.copy_(components.mean(0) + distance * away)
-        estimated, exact = expected_gradients(model, loss, x)
-        pair = (estimated["q.0.logits"], straight_through(model, loss, x))
-        biases.append([float((each - exact["q.0.logits"]).norm()) for each in pair])
-    assert biases[0][0] / biases[1][0] == pytest.approx(8, rel=0.25)
-    assert biases[0][1] / biases[1][1] == pytest.approx(4, rel=0.25)
-    assert biases[0][0] < 0.3 * biases[0][1]
-
-
 def test_the_components_gradient_is_that_of_the_draw() -> None:
     """Learning p leaves the gradient of M alone: it is what it is with the same assignment and fixed p."""
     net, x = nn.Linear(3, 2), torch.randn(4, 3, dtype=torch.float64)
