@@ -296,7 +296,7 @@ def lines(sets: dict[str, Any], score: Score) -> Iterator[str]:
 
 def main() -> None:
     """Both tables without the command: python -m byov.reproduce.patching_table12 --scale full --device cuda."""
-    from byov.reproduce.results import run
+    from byov.reproduce.experiment import run
 
     parser = argparse.ArgumentParser(description="Tables 12 and 13 of the patching paper.")
     parser.add_argument("--scale", choices=["quick", "full"], default="quick")
