@@ -13,7 +13,7 @@ from byov.data.augmentations import AUGMENTATIONS
 from byov.evaluation.images import SHIFTS
 from byov.reproduce import byov_figure4 as figure4
 from byov.reproduce.experiment import EXPERIMENTS, Context
-from byov.reproduce.results import run as execute
+from byov.reproduce.experiment import run as execute
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import ProbeSettings
 from byov.train.config import load_config
@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure4, "SEVERITIES", {"quick": (5,)})
     monkeypatch.setattr(figure4, "DRAWS", 2)
     monkeypatch.setattr(figure4, "FIT_DRAWS", 1)
-    for user in ("byov.pruning.runs", "byov.evaluation.subjects"):
+    for user in ("byov.evaluation.pruning", "byov.runs.run"):
         monkeypatch.setattr(f"{user}.ProbeSettings", partial(ProbeSettings, l2=(1e-2,), max_iter=30))
     monkeypatch.setitem(SHIFTS, "augmentations", {name: AUGMENTATIONS[name] for name in ("shear", "gaussian_noise")})
 

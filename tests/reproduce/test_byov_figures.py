@@ -6,57 +6,41 @@ import json
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
-from byov.exploration.runs import Settings
 
-from byov.reproduce import (
-    byov_figure1,
-    byov_figure2,
-    byov_figure3,
-    byov_figure5,
-    byov_figure6,
-    byov_figure7,
-    byov_humans,
-    byov_runs,
-    byov_table1,
-)
-from byov.reproduce.byov_figure3 import apart
+from byov.evaluation import LayerHistory
+from byov.reproduce import byov_figure2, byov_layers, byov_runs, byov_table1, byov_uncertainty
+from byov.reproduce.byov_layers import apart
 from byov.reproduce.byov_runs import byov_run, handed_in, pretrained, supervised
-from byov.reproduce.experiment import EXPERIMENTS, Context, Outcome
-from byov.ssl.pretrain import Pretrain
-from byov.train import checkpoint
-from byov.train.config import load_config
-from byov.train.supervised import Supervised
+from byov.reproduce.experiment import EXPERIMENTS, Context, Outcome, OutOfTime
+from byov.runs import Reading, read_header
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = ("train.epochs=1", "train.warmup=0", "data.holdout=0.8")
 
 
-def few(**settings: Any) -> Settings:
+def few(**settings: Any) -> Reading:
     """Probes are fitted on a hundred images under two draws."""
-    return Settings(**{**settings, "train_limit": 100, "fit_samples": 2})
+    return Reading(**{**settings, "train_limit": 100, "fit_samples": 2})
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Everything at scale quick, but with a handful of steps, draws and bootstraps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(byov_runs.PRETRAIN, "quick", (*byov_runs.PRETRAIN["quick"], *TINY))
-        patch.setitem(byov_runs.SUPERVISED, "quick", (*byov_runs.SUPERVISED["quick"], *TINY))
-        patch.setitem(byov_table1.ENCODER, "quick", ("model.encoder=vit-nano/4",))
         patch.setitem(byov_runs.BETAS, "quick", (0.01, 0.03))
         patch.setattr(byov_table1, "ROWS", byov_table1.ROWS[1:3])
-        patch.setitem(byov_figure1.DRAWS, "quick", 4)
-        patch.setattr(byov_runs, "Settings", few)
-        patch.setitem(byov_figure5.LIMIT, "quick", 30)
-        patch.setattr(byov_figure5, "DRAWS", 4)
-        patch.setattr(byov_figure5, "BOOTSTRAPS", 4)
-        patch.setattr(byov_figure7, "DRAWS", 3)
+        patch.setattr(byov_runs, "Reading", few)
+        patch.setitem(byov_uncertainty.ALIGNED_DRAWS, "quick", 4)
+        patch.setitem(byov_uncertainty.CONVERGENCE_LIMIT, "quick", 30)
+        for module in (byov_uncertainty, byov_figure2):
+            patch.setattr(module, "BOOTSTRAPS", 4)
+        patch.setattr(byov_uncertainty, "CONVERGENCE_DRAWS", 4)
+        patch.setattr(byov_uncertainty, "NOISE_DRAWS", 3)
         patch.setattr(byov_figure2, "DRAWS", 3)
-        patch.setattr(byov_figure2, "BOOTSTRAPS", 4)
-        yield Context(tmp_path_factory.mktemp("out") / "byov" / "any")
+        yield Context(tmp_path_factory.mktemp("out") / "byov" / "any", changes=TINY)
 
 
 def checked(outcome: Outcome) -> Outcome:
@@ -72,26 +56,17 @@ def trained(context: Context) -> dict[str, int]:
     return {p.parent.name: p.stat().st_mtime_ns for p in (context.out.parent / "runs").rglob("checkpoint.safetensors")}
 
 
-def test_the_recipes_are_those_that_are_published() -> None:
-    for scale, name in (("quick", "digits_byov"), ("full", "cifar10_vit_byov")):
-        ours = load_config(Pretrain, None, byov_runs.PRETRAIN[scale])  # type: ignore[index]
-        assert ours == load_config(Pretrain, RECIPES / f"{name}.toml")
-        assert ours.posterior.beta_end == byov_runs.BASE[scale]  # type: ignore[index]
-        assert byov_runs.BASE[scale] in byov_runs.BETAS[scale]  # type: ignore[index]
-    assert load_config(Supervised, None, byov_runs.SUPERVISED["quick"]) == load_config(
-        Supervised, RECIPES / "digits_train.toml"
-    )
-
-
 def test_every_figure_has_a_name() -> None:
     numbers = ("figure1b", "figure2", "figure3", "figure5", "figure6", "figure7", "table1", "humans")
     assert {f"byov/{number}" for number in numbers} <= set(EXPERIMENTS)
+    for scale, betas in byov_runs.BETAS.items():
+        assert byov_runs.own_beta(scale) in betas
 
 
 def test_figures_share_their_runs(context: Context) -> None:
     """Figure 6's β and Figure 3's priors are cells of Figure 2's grid, and its N(0, I) is everybody's."""
-    checked(byov_figure6.figure6(context))
-    three = checked(byov_figure3.figure3(context))
+    checked(byov_layers.figure6(context))
+    three = checked(byov_layers.figure3(context))
     assert list(three.data["layers"]) == ["N(0, I)", "N(μ_T, I)", "N(μ_T, Σ_T)"]
     before = trained(context)
     assert set(before) == {f"byov{n}_seed0" for n in ("", "_beta0.01", "_teacher-mean", "_teacher-normal")}
@@ -114,15 +89,13 @@ def test_figures_share_their_runs(context: Context) -> None:
 
 
 def test_the_figures_about_draws(context: Context) -> None:
-    one = checked(byov_figure1.figure1b(context))
+    one = checked(byov_uncertainty.figure1b(context))
     assert [a["log"] for a in one.data["alignment"]] == [False, True]
-    recipe = checkpoint.peek(
-        supervised(context, "supervised_twin", "posterior.beta_end=0.03") / "checkpoint.safetensors"
-    )
-    assert recipe["recipe"]["config"]["posterior"]["beta_end"] == 0.03  # the same β as BYOV's, as in the paper
-    five = checked(byov_figure5.figure5(context))
+    twin = read_header(supervised(context, "supervised_twin", "posterior.beta_end=0.03"))
+    assert twin.config["posterior"]["beta_end"] == 0.03  # the same β as BYOV's, as in the paper
+    five = checked(byov_uncertainty.figure5(context))
     assert set(five.data["convergence"]["BYOV"]) >= {"clean", "gaussian_noise", "salt_and_pepper", "shear"}
-    seven = checked(byov_figure7.figure7(context))
+    seven = checked(byov_uncertainty.figure7(context))
     assert seven.data["noise"]["BYOV"]["stages"] == ["encoder", "projector", "predictor"]
 
 
@@ -130,25 +103,23 @@ def test_table_1_leaves_parts_as_points(context: Context) -> None:
     outcome = checked(byov_table1.table1(context))
     assert [row["paper"]["top1"] for row in outcome.data["rows"]] == [73.68, 73.97]
     assert [c.paper for c in outcome.comparisons] == pytest.approx([-2.29, -0.97, -2.0, -0.88])
-    run = pretrained(
-        context,
-        "vit_no-norm-no-conv_normal_rising",
-        "model.encoder=vit-nano/4",
-        "posterior.coverage=no-norm-no-conv",
-        "posterior.prior=normal",
-    )
+    run = context.out.parent / "runs" / "quick" / "vit_no-norm-no-conv_normal_rising_seed0"
     layers = json.loads((run / "layers.jsonl").read_text().splitlines()[0])["layers"]
     assert not any("norm" in layer or "patch_embed" in layer for layer in layers)
     assert any("qkv" in layer for layer in layers)
 
 
 def test_a_run_that_stopped_is_taken_up_and_another_recipe_is_refused(context: Context) -> None:
-    run = pretrained(context, "stopped", "train.minutes=1e-9")
-    state = checkpoint.peek(run / "checkpoint.safetensors")
-    assert state["step"] < state["total"]
+    with pytest.raises(OutOfTime):
+        pretrained(replace(context, deadline=monotonic()), "stopped")
+    assert "stopped_seed0" not in trained(context)  # nothing is begun after the deadline
+    with pytest.raises(OutOfTime):
+        pretrained(replace(context, deadline=monotonic() + 1e-3), "stopped")
+    run = context.out.parent / "runs" / "quick" / "stopped_seed0"
+    assert not read_header(run).finished
     assert pretrained(context, "stopped") == run
-    state = checkpoint.peek(run / "checkpoint.safetensors")
-    assert state["step"] == state["total"]
+    assert read_header(run).finished
+    assert pretrained(replace(context, deadline=monotonic()), "stopped") == run  # nothing to do takes no time
     with pytest.raises(ValueError, match=r"was trained with posterior\.beta_end = 0\.03, not 0\.5"):
         pretrained(context, "stopped", "posterior.beta_end=0.5")
 
@@ -162,7 +133,7 @@ def test_runs_that_are_handed_in_are_used(context: Context) -> None:
     assert byov_run(given, "teacher-mean") == mean
     assert supervised(given) == labelled
     assert list(handed_in(given).values()) == [mean, byov]
-    outcome = checked(byov_figure3.figure3(given))
+    outcome = checked(byov_layers.figure3(given))
     assert list(outcome.data["layers"]) == ["N(μ_T, I), β: 0 → 0.03", "N(0, I), β: 0 → 0.03"]
     assert trained(context) == before
     with pytest.raises(ValueError, match=r"None of the runs given is of byov pretrain with posterior\.coverage = all"):
@@ -172,8 +143,6 @@ def test_runs_that_are_handed_in_are_used(context: Context) -> None:
 
 
 def test_how_far_two_histories_end_apart() -> None:
-    from byov.exploration import LayerHistory
-
     def one(last: list[float]) -> LayerHistory:
         values: Any = [[1.0, value] for value in last]
         return LayerHistory([0, 1], [0.0, 1.0], ["a", "b"], [1, 1], values, values, values, values)
@@ -198,11 +167,11 @@ def test_people_beside_models(context: Context, monkeypatch: pytest.MonkeyPatch)
     root = Path(os.environ.get("BYOV_DATA") or Path(__file__).parents[3] / "shared" / "data")
     if not (root / "cifar10h.npz").is_file() or not (root / "cifar10.npz").is_file():
         pytest.skip(f"cifar10.npz and cifar10h.npz are not in {root}; set BYOV_DATA to a folder that has them")
-    small = ("data.name=cifar10", "data.image_size=8", "data.holdout=0.98", "train.epochs=1", "train.warmup=0")
-    monkeypatch.setattr(byov_humans, "SMALL", small)
-    monkeypatch.setitem(byov_humans.LIMITS, "quick", {"limit": 300, "train_limit": 300})
-    monkeypatch.setitem(byov_humans.DRAWS, "quick", 3)
-    outcome = checked(byov_humans.humans(replace(context, root=str(root))))
+    small = ("data.image_size=8", "data.holdout=0.98", "train.epochs=1", "train.warmup=0")
+    monkeypatch.setitem(byov_uncertainty.HUMAN_LIMITS, "quick", {"limit": 300, "train_limit": 300})
+    monkeypatch.setitem(byov_uncertainty.HUMAN_DRAWS, "quick", 3)
+    monkeypatch.setattr(byov_runs, "Reading", Reading)
+    outcome = checked(byov_uncertainty.humans(replace(context, root=str(root), changes=small)))
     assert set(outcome.data["humans"]) == {"BYOL", "BYOV", "supervised BBB"}
     assert set(outcome.data["humans"]["BYOL"]["spearman"]) == {"entropy_at_mean"}
     assert set(outcome.data["humans"]["BYOV"]["spearman"]) > {"entropy", "mutual_information", "std"}

@@ -16,14 +16,15 @@ from torch import Generator, nn
 import byov
 from byov.reproduce import patching_reading, patching_runs
 from byov.reproduce.experiment import Context, Outcome, discover, plain, same_protocol
-from byov.reproduce.patching_calibration import curve
+from byov.reproduce.patching_accuracy import curve
 from byov.reproduce.patching_corruption import corruption_errors
 from byov.reproduce.patching_figure3 import X, functions, steps
-from byov.reproduce.patching_runs import METHODS, recipe, trained
-from byov.train.config import load_config, to_dict
+from byov.reproduce.patching_runs import METHODS, recipe
+from byov.reproduce.recipes import load, trained
+from byov.train.config import to_dict
 from byov.train.supervised import Supervised
 
-ROOT = Path(__file__).parents[2]
+FULL = Context(Path("nowhere/table"), "full")
 NAMES = [f"patching/table{n}" for n in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11)] + [f"patching/figure{n}" for n in range(3, 8)]
 
 
@@ -35,14 +36,12 @@ def network(classes: int) -> nn.Module:
 def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every method on a network of a thousand weights, for one epoch."""
     with pytest.MonkeyPatch.context() as patch:
-        small = (*patching_runs.COMMON["quick"], f"model.name=python:{Path(__file__).stem}:network")
-        patch.setitem(patching_runs.COMMON, "quick", small)
-        patch.setitem(patching_runs.EPOCHS, "quick", 1)
         how = {"draws": 200, "corruption_draws": 2, "corruption_images": 60, "stacked": 5}
         patch.setitem(patching_reading.PROTOCOL, "quick", how)
-        patching_reading._corrupted.cache_clear()
-        yield Context(tmp_path_factory.mktemp("patching") / "patching" / "table4")
-    patching_reading._corrupted.cache_clear()
+        patching_reading.corrupted.cache_clear()
+        small = (f"model.name=python:{Path(__file__).stem}:network", "train.epochs=1")
+        yield Context(tmp_path_factory.mktemp("patching") / "patching" / "table4", changes=small)
+    patching_reading.corrupted.cache_clear()
 
 
 def run(context: Context, name: str) -> Outcome:
@@ -82,22 +81,17 @@ def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
 # Recipes
 
 
-@pytest.mark.parametrize(("method", "name"), [("ecmp", "cifar100_paper"), ("ensemble", "cifar100_ensemble")])
-def test_the_full_recipes_are_those_in_the_repository(method: str, name: str) -> None:
-    found = load_config(Supervised, ROOT / "recipes" / f"{name}.toml")
-    assert to_dict(recipe(method, "full", 0)) == to_dict(found)
-
-
-def test_methods_differ_in_their_posterior_and_an_ensemble_in_its_epochs() -> None:
-    vanilla = to_dict(recipe("vanilla", "full", 0))
+def test_methods_are_those_of_the_recipes_and_differ_in_their_posterior() -> None:
+    vanilla = to_dict(recipe(FULL, "vanilla"))
     for method in METHODS:
-        own = to_dict(recipe(method, "full", 0))
+        own = to_dict(recipe(FULL, method))
         changed = {key for key in own if own[key] != vanilla[key]}
         assert changed <= ({"posterior", "train"} if method == "ensemble" else {"posterior"})
-    assert recipe("ensemble", "full", 0).train.epochs == 5 * recipe("emp", "full", 0).train.epochs
-    assert recipe("dropout", "full", 0).posterior.p == 0.005
+    ensemble, file = recipe(FULL, "ensemble"), load(Supervised, "cifar100_ensemble")
+    assert (ensemble.posterior, ensemble.train.epochs) == (file.posterior, file.train.epochs)
+    assert recipe(FULL, "dropout").posterior.p == 0.005
     with pytest.raises(ValueError, match="A method is one of vanilla"):
-        recipe("dropuot", "full", 0)
+        recipe(FULL, "dropuot")
 
 
 # Reading
@@ -183,21 +177,10 @@ def test_a_reading_outlives_its_run(outcomes: dict[str, Outcome], context: Conte
     assert [path.name for path in (tmp_path / "runs" / "quick").iterdir()] == ["parts"]
 
 
-def test_a_run_goes_on_where_its_time_limit_stopped_it(context: Context) -> None:
-    other = replace(context, seed=7)
-    assert trained(other, "vanilla", 7, minutes=1e-9) is None
-    folder = trained(other, "vanilla", 7)
-    assert folder is not None
-    assert folder.name == "vanilla_seed7"
-    assert trained(other, "vanilla", 7, minutes=1e-9) == folder  # finished: nothing to limit
-
-
-def test_a_run_of_other_settings_is_not_taken_for_this_one(
-    outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(patching_runs.EPOCHS, "quick", 2)
+def test_a_run_of_other_settings_is_not_taken_for_this_one(outcomes: dict[str, Outcome], context: Context) -> None:
+    other = replace(context, changes=(*context.changes, "train.epochs=2"))
     with pytest.raises(ValueError, match=r"was trained with train\.epochs = 1, not 2"):
-        trained(context, "emp", 0)
+        trained(other, "emp", recipe(other, "emp"))
 
 
 def test_runs_of_the_user_s_own_are_read_in_their_place(outcomes: dict[str, Outcome], context: Context) -> None:
@@ -219,22 +202,6 @@ def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
     assert accuracy == pytest.approx([(30 * 0.5 + 10 * 0.9) / 40])
 
 
-@pytest.mark.slow
-def test_compiled_passes_equal_plain_ones_and_serve_every_network_of_a_shape() -> None:
-    x = torch.randn(6, 3, 8, 8, generator=Generator().manual_seed(0))
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    for _ in range(2):
-        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
-        model = byov.bayesianize(net, byov.ECMP(3)).eval()
-        with torch.no_grad():
-            for _ in range(2):
-                tensors = model.tensors(model.noise())
-                compiled, plain = (patching_reading._under(model.net, flag)(tensors, x) for flag in (True, False))
-                torch.testing.assert_close(compiled, plain)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
 def test_a_reading_from_before_a_setting_has_its_default() -> None:
     asked = {"seed": 0, "train.lr": 0.1, "train.nesterov": False}
     defaults = {"train.nesterov": False, "train.lr": 1e-3, "elsewhere": 1}
@@ -245,13 +212,21 @@ def test_a_reading_from_before_a_setting_has_its_default() -> None:
     assert not same_protocol(None, asked, defaults)
 
 
-def test_corruption_errors_are_of_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corruption_errors_are_of_the_same_seeds() -> None:
     def reading(error: float) -> dict[str, Any]:
         return {"errors": {"clean": [error / 2], "fog": [error] * 5}}
 
     found = {"vanilla": [reading(0.2), reading(0.3), reading(0.4)], "emp": [reading(0.1)]}
     with pytest.raises(ValueError, match=r"^Corruption errors are by seed.*1 of EMP.* and 3 of the vanilla network\.$"):
         corruption_errors(found, "emp")
-    monkeypatch.setitem(patching_runs.FEWER, "emp", 1)
-    (only,) = corruption_errors(found, "emp")
+    (only,) = corruption_errors(found, "emp", partial=True)
     assert only["mCE"] == pytest.approx(50.0)
+
+
+def test_relative_corruption_errors_are_of_each_network_s_own_clean_error() -> None:
+    """By hand: (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
+    ours = {"errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
+    vanilla = {"errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
+    (found,) = corruption_errors({"vanilla": [vanilla], "emp": [ours]}, "emp")
+    assert found["relative_mCE"] == pytest.approx(140.0)
+    assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -25,6 +27,10 @@ def command(
         list[Path] | None,
         typer.Option(help="A run to look at, in the place of one that would be trained; may be repeated."),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Begin no new work after this long; the same command goes on.", show_default=False),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder of results: NAME's are in OUT/NAME.")] = Path("reproduced"),
     force: Annotated[
         bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
@@ -40,10 +46,9 @@ def command(
     from byov.commands.console import show
     from byov.device import choose_device
     from byov.report import tables
-    from byov.reproduce.choose import catalogue, choose
-    from byov.reproduce.experiment import Context, discover
-    from byov.reproduce.results import check, finished
-    from byov.reproduce.results import run as execute
+    from byov.reproduce.experiment import Context, OutOfTime, check, discover, finished
+    from byov.reproduce.experiment import run as execute
+    from byov.reproduce.papers import catalogue, choose
 
     known = discover()
     if list_:
@@ -58,16 +63,23 @@ def command(
         if not path.exists():
             raise FileNotFoundError(f"There is no run at {path}.")
     given, place_of_data = tuple(run or []), None if data_root is None else str(data_root)
-    contexts = {name: Context(out / name, size, seed, str(place), place_of_data, given) for name in chosen}  # type: ignore[arg-type]
+    common = Context(out, size, seed, str(place), place_of_data, given)  # type: ignore[arg-type]
+    if minutes is not None:
+        common = replace(common, deadline=monotonic() + 60 * minutes)
+    contexts = {name: replace(common, out=out / name) for name in chosen}
     for name, context in contexts.items():
         if not force:
             check(known[name], context)
     show(*(f"{name} is left out: {reason}." for name, reason in skipped.items()))
     failed: list[str] = []
+    left: list[str] = []
     for name, context in contexts.items():
         before = None if force else finished(context.out)
         try:
             content = before or execute(known[name], context)
+        except OutOfTime:
+            left.append(name)
+            continue
         except (ValueError, TypeError, OSError) as error:
             if len(contexts) == 1:
                 raise
@@ -75,5 +87,7 @@ def command(
             show(f"{name} failed: {error}")
             continue
         show(*tables.reproduced(content, context.out, again=before is not None), width=110)
+    if left:
+        show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command goes on where it stopped.")
     if failed:
         raise ValueError(f"{len(failed)} of {len(contexts)} could not be run: {', '.join(failed)}.")

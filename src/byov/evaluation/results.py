@@ -23,6 +23,7 @@ from byov.evaluation.summary import corruption_errors, summarise
 from byov.files import write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
+from byov.train.config import flatten
 
 KIND = "byov evaluate"
 FREE = {"model.name", "data.root", "conventions.ece_floor"}
@@ -191,7 +192,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
     if not content["finished"]:
         raise ValueError(f"{path} is not finished, so it cannot be a baseline: run its command again.")
     for key in ("shift", "severities", "shifts", "data.digest"):
-        ours, other = flat(protocol)[key], flat(theirs)[key]
+        ours, other = flatten(protocol)[key], flatten(theirs)[key]
         if ours != other:
             raise ValueError(f"The baseline {path} has {key} = {_short(other)}, not {_short(ours)}.")
     return content
@@ -199,7 +200,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first thing in which two protocols differ, in words; empty if in none."""
-    old, new = flat(before), flat(now)
+    old, new = flatten(before), flatten(now)
     for key in [*new, *old]:
         if key not in FREE and old.get(key) != new.get(key):
             return f"{key} = {_short(old.get(key))}, not {_short(new.get(key))}"
@@ -209,11 +210,3 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a tree in one level, its keys joined by points."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

@@ -10,7 +10,6 @@ import torch
 
 import byov
 from byov.evaluation.layers import layer_history
-from byov.evaluation.results import flat
 from byov.evaluation.rows import CLEAN
 from byov.evaluation.summary import summarise
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
@@ -18,6 +17,7 @@ from byov.report.groups import Group, row_score
 from byov.report.intervals import mean_error, wilson
 from byov.report.sources import ReportedRun, Sources, finite, thinned
 from byov.report.verdict import verdict
+from byov.train.config import flatten
 
 METRICS: dict[str, tuple[str, str, bool]] = {
     "ece": ("ECE", "%", False),
@@ -242,7 +242,7 @@ def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for file in files:
         result = file["result"] if isinstance(file["result"], dict) else {}
-        single = {key: value for key, value in flat(result).items() if isinstance(value, int | float | str)}
+        single = {key: value for key, value in flatten(result).items() if isinstance(value, int | float | str)}
         curves = result if file["what"] == "convergence" else {}
         told = {"what": file["what"], "file": file["file"], "figure": file["figure"]}
         found.append({**told, "numbers": single, "curves": curves})
@@ -251,7 +251,7 @@ def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def config(groups: Sequence[Group]) -> dict[str, Any]:
     """Every setting by group, the ones in which they differ first; and how large each network is."""
-    flats = [flat(group.runs[0].config) for group in groups]
+    flats = [flatten(group.runs[0].config) for group in groups]
     keys = list(dict.fromkeys(key for settings in flats for key in settings))
     rows: list[dict[str, Any]] = []
     for key in keys:
@@ -275,7 +275,7 @@ def config(groups: Sequence[Group]) -> dict[str, Any]:
 def protocols(groups: Sequence[Group]) -> dict[str, Any]:
     """What the evaluations agree on, once; what is each one's own, by run."""
     evaluated = [run for group in groups for run in group.evaluated]
-    flats = {run.name: flat(run.protocol) for run in evaluated}
+    flats = {run.name: flatten(run.protocol) for run in evaluated}
     keys = list(dict.fromkeys(key for settings in flats.values() for key in settings))
     first = next(iter(flats.values()), {})
     shared = {

@@ -94,15 +94,15 @@ def log_labels(*axes: Axis) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def save(made: Figure, stem: Path) -> list[Path]:
-    """STEM.png and STEM.svg, the same bytes for the same figure."""
+def save(made: Figure, stem: Path, **options: Any) -> list[Path]:
+    """Write STEM.png and STEM.svg, the same bytes for the same figure; `options` are matplotlib's."""
     import matplotlib
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     with matplotlib.rc_context(_STYLE):
-        made.savefig(paths[0], dpi=200)
-        made.savefig(paths[1], metadata={"Date": None})
+        made.savefig(paths[0], dpi=200, **options)
+        made.savefig(paths[1], metadata={"Date": None}, **options)
     return paths
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from byov.evaluation.results import flat
 from byov.evaluation.rows import CLEAN, Row
 from byov.evaluation.summary import summarise
 from byov.report.sources import ReportedRun
+from byov.train.config import flatten
 from byov.train.run import FREE
 
 METHODS = {
@@ -86,7 +86,7 @@ def _key(run: ReportedRun) -> str:
     if not run.config:
         stem = re.sub(r"[-_ ]?(seed)?[-_ ]?\d+$", "", run.name)
         return json.dumps(["file", run.kind, run.posterior, stem])
-    settings = {key: value for key, value in flat(run.config).items() if key not in {SEED, *FREE}}
+    settings = {key: value for key, value in flatten(run.config).items() if key not in {SEED, *FREE}}
     return json.dumps([run.kind, settings], sort_keys=True)
 
 
@@ -114,13 +114,13 @@ def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:
 
 
 def _difference(run: ReportedRun, rivals: Sequence[list[ReportedRun]]) -> str:
-    settings = [flat(rival[0].config) for rival in rivals]
+    settings = [flatten(rival[0].config) for rival in rivals]
     differ = [
         key
         for key in settings[0]
         if key not in {SEED, *FREE} and any(other.get(key) != settings[0][key] for other in settings[1:])
     ]
-    own = flat(run.config)
+    own = flatten(run.config)
     if not differ or len(differ) > 3:
         return PurePath(run.name).name
     return ", ".join(f"{key.rpartition('.')[2]} {_short(own.get(key))}" for key in differ)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from byov.evaluation.results import flat
 from byov.report.groups import Group, condition, row_score
 from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, wilson
+from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
 """What two evaluations must agree on to be compared; `samples` too, where both have draws."""
@@ -58,7 +58,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
 
 def incomparable(first: Group, second: Group) -> str:
     """In what the evaluations of two groups differ, in words; empty if in nothing that matters."""
-    protocols = [flat(run.protocol) for each in (first, second) for run in each.evaluated]
+    protocols = [flatten(run.protocol) for each in (first, second) for run in each.evaluated]
     keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
     for key in keys:
         values = [protocol.get(key) for protocol in protocols]

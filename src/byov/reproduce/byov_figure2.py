@@ -6,18 +6,18 @@ on the test set: that favours BYOV, so the same comparison for the recipe's own 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from byov.exploration.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled, words
-from byov.reproduce.byov_runs import BASE, BETAS, PRIORS, byol_run, byov_run, handed_in, recipe_of
+from byov.evaluation.probing import probe_run
+from byov.report.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled, subscripted
+from byov.reproduce.byov_runs import BETAS, PRIORS, byol_run, byov_run, handed_in, own_beta
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
+from byov.runs import read_header
 from byov.ssl.probe import Scores
-from byov.ssl.runs import probe_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,64 +42,72 @@ Measured = dict[str, list[float]]
 
 @experiment("byov/figure2", "Prior ablation: accuracy, calibration and Brier parts over β")
 def figure2(context: Context) -> Outcome:
-    """Top-1, top-5, ECE, reliability and resolution of each prior and β, and of BYOL."""
+    """Compare top-1, top-5, ECE, reliability and resolution of each prior and β with BYOL's."""
     byol = measured(context, "byol", byol_run(context))["mean"]
     grid: dict[str, dict[str, Measured]] = {}
-    drawn, own = None, None
+    drawn, own, beta_own = None, None, own_beta(context.scale)
     for prior, by_beta in _grid(context).items():
         grid[prior] = {}
         for beta, run in by_beta.items():
-            mine = prior == "normal" and (beta == BASE[context.scale] or bool(context.runs and own is None))
+            mine = prior == "normal" and (beta == beta_own or bool(context.runs and own is None))
             part = measured(context, f"{prior}_{beta:g}", run, DRAWS if mine else 0)
             grid[prior][f"{beta:g}"] = part["mean"]
             if mine:
                 own, drawn = part["mean"], part["draws"]
     data = {"byol": byol, "byov": grid, "byov_draws": drawn, "draws": DRAWS, "scores": "a linear probe at μ, 15 bins"}
+    note = (
+        "Points in per cent, above 0 where BYOV is better; errors: bootstraps over test images, one training seed."
+        f" {sum(map(len, grid.values()))} runs of BYOV. The paper's are ImageNet, a ViT, and its own list of β."
+    )
+    return Outcome(data, compare(byol, grid, own, drawn), ablation_figure(byol, grid), note)
+
+
+def compare(
+    byol: Measured, grid: dict[str, dict[str, Measured]], own: Measured | None = None, drawn: Measured | None = None
+) -> list[Comparison]:
+    """Compare the best of a grid, and the recipe's own setting at μ and under draws, with BYOL and the paper."""
     everything = [scores for by_beta in grid.values() for scores in by_beta.values()]
-    comparisons = []
+    rows = []
     for score, (name, more) in SHOWN.items():
         sign = 1 if more else -1
         best = max(everything, key=lambda scores: sign * scores[score][0])
-        chosen = [(f"best, {name}", best, PAPER[score]), *([(f"N(0, I), {name}", own, None)] if own else [])]
-        for which, scores, paper in chosen:
-            gain, error = gained(scores, byol, score, more)
-            told = verdict(gain, error, paper)
-            comparisons.append(Comparison(f"{which}: better than BYOL by", gain, paper, error, told))
+        rows.append(_row(f"best, {name}: better than BYOL by", best, byol, score, PAPER[score]))
+        if own:
+            rows.append(_row(f"N(0, I), {name}: better than BYOL by", own, byol, score))
     if "normal" in grid and "teacher-normal" in grid:
         first, third = (max(grid[p].values(), key=lambda s: s["top1"][0]) for p in ("normal", "teacher-normal"))
-        gain, error = gained(third, first, "top1", True)
+        gain, error = gained(third, first, "top1")
         told = "worse, as in the paper" if gain < -2 * error else "not told to be worse, as the paper has it"
-        comparisons.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, told))
+        rows.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, told))
     if own and drawn:
-        gain, error = gained(drawn, own, "top1", True)
-        told = verdict(gain, error, MC_GAIN)
-        comparisons.append(Comparison(f"N(0, I): top-1 gained by {DRAWS} draws", gain, MC_GAIN, error, told))
-    note = (
-        "Points in per cent, above 0 where BYOV is better; errors: bootstraps over test images, one training seed."
-        f" {len(everything)} runs of BYOV. The paper's are ImageNet, a ViT, and its own list of β."
-    )
-    return Outcome(data, comparisons, ablation_figure(byol, grid), note)
+        rows.append(_row(f"N(0, I): top-1 gained by {DRAWS} draws", drawn, own, "top1", MC_GAIN))
+    return rows
+
+
+def _row(quantity: str, mine: Measured, other: Measured, score: str, paper: float | None = None) -> Comparison:
+    gain, error = gained(mine, other, score)
+    return Comparison(quantity, gain, paper, error, verdict(gain, error, paper))
 
 
 def _grid(context: Context) -> dict[str, dict[float, Path]]:
-    """Runs by prior and β: the user's, or ours."""
+    """Return runs by prior and β: the user's, or ours."""
     if not context.runs:
         return {prior: {beta: byov_run(context, prior, beta) for beta in BETAS[context.scale]} for prior in PRIORS}
     grid: dict[str, dict[float, Path]] = {}
     for run in handed_in(context).values():
-        posterior = recipe_of(run)["posterior"]
+        posterior = read_header(run).config["posterior"]
         grid.setdefault(posterior["prior"], {})[posterior["beta_end"]] = run
     return grid
 
 
-def gained(mine: Measured, other: Measured, score: str, more: bool) -> tuple[float, float]:
-    """How many points better, and its error."""
-    difference = mine[score][0] - other[score][0]
-    return 100 * (difference if more else -difference), 100 * (mine[score][1] ** 2 + other[score][1] ** 2) ** 0.5
+def gained(mine: Measured, other: Measured, score: str) -> tuple[float, float]:
+    """Return by how many points `mine` is better than `other`, above 0 where it is, and the error of that."""
+    sign, difference = 1 if SHOWN[score][1] else -1, mine[score][0] - other[score][0]
+    return 100 * sign * difference, 100 * (mine[score][1] ** 2 + other[score][1] ** 2) ** 0.5
 
 
 def verdict(gain: float, error: float, paper: float | None) -> str:
-    """What a difference with its error says, beside the paper's."""
+    """Say what a difference with its error tells, beside the paper's."""
     if abs(gain) <= 2 * error:
         return "no difference told"
     if paper is None:
@@ -108,16 +116,17 @@ def verdict(gain: float, error: float, paper: float | None) -> str:
 
 
 def measured(context: Context, name: str, run: Path, draws: int = 0) -> dict[str, Measured]:
-    """The scores of a run's linear probe, "mean" at μ and, with draws, "draws" under them."""
-    recipe = {part: settings for part, settings in recipe_of(run).items() if part != "data"}
+    """Return the scores of a run's linear probe, "mean" at μ and, with draws, "draws" under them."""
+    recipe = {part: settings for part, settings in read_header(run).config.items() if part != "data"}
     protocol = {"draws": draws, "bootstraps": BOOTSTRAPS, "recipe": recipe}
     return context.kept(name, protocol, partial(_measure, context, run, draws))
 
 
 def _measure(context: Context, run: Path, draws: int) -> dict[str, Any]:
     probed = probe_run(run, samples=draws, seed=context.seed, root=context.root, device=context.device)
-    labels = replace(probed.recipe.data, root=context.root or probed.recipe.data.root).load("test").labels
+    labels = probed.run.load_own("test").labels
     assert labels is not None
+    labels = labels.cpu()
     readings = {"mean": "linear", **({"draws": "linear_draws"} if draws else {})}
     return {key: _with_errors(probed.result.predictions[name].mean.cpu(), labels) for key, name in readings.items()}
 
@@ -136,7 +145,7 @@ def _with_errors(probs: torch.Tensor, labels: torch.Tensor) -> Measured:
 
 @styled
 def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Figure:
-    """A panel per score over β, a line per prior, and BYOL as a line with a band of one error."""
+    """Draw a panel per score over β, a line per prior, and BYOL as a line with a band of one error."""
     made, [panels] = canvas(12.0, 2.9, 1, len(SHOWN))
     asked = sorted({float(beta) for by_beta in grid.values() for beta in by_beta})
     for axes, (score, (name, more)) in zip(panels, SHOWN.items(), strict=True):
@@ -146,8 +155,9 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
         for i, (prior, by_beta) in enumerate(grid.items()):
             betas = [float(beta) * 1.05 ** (i - 1) for beta in by_beta]  # side by side
             points = [[100 * x for x in scores[score]] for scores in by_beta.values()]
-            style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
-            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], label=words(PRIORS[prior]), **style)  # type: ignore[arg-type]
+            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2}
+            style |= {"elinewidth": 0.8, "label": subscripted(PRIORS[prior])}
+            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], **style)
         axes.set_xscale("log")
         axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
         plain(axes)

@@ -15,10 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from byov.pruning.curves import KIND, SPARSITIES, advantage, sweep_runs
-from byov.pruning.figure import STYLES, plot_curves
-from byov.reproduce.byov_runs import pretrained
-from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
+from byov.evaluation import evaluate, summarise
+from byov.evaluation.images import shifts_for
+from byov.evaluation.pruning import KIND, SPARSITIES, Prunable, advantage, sweep_runs
+from byov.posterior.layout import occurrences
+from byov.report.drawing import COLOURS, canvas, plain, styled
+from byov.report.figures import plot_curves
+from byov.reproduce.byov_runs import byol_run, byov_run
+from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment, standard_error
+from byov.reproduce.recipes import settings_of
+from byov.runs import Reading, open_run
+from byov.runs.run import digest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +45,7 @@ SCORES = ("reliability", "ece", "top1")
 
 @experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, beside BYOL")
 def figure4(context: Context) -> Outcome:
-    """Curves and shifts for each seed's pair of runs, and their means."""
+    """Prune and shift each seed's pair of runs, and compare their means."""
     curves, protocols, shifts, spreads = [], [], [], []
     for seed, byov, byol in pairs(context):
         made_of = {"byov": weights_of(byov), "byol": weights_of(byol), "of_seed": seed}
@@ -73,22 +80,15 @@ def figure4(context: Context) -> Outcome:
 
 
 def pairs(context: Context) -> list[tuple[int, Path, Path]]:
-    """(seed, BYOV's run, BYOL's run): those handed in, by their seeds, or trained here."""
+    """Return (seed, BYOV's run, BYOL's run): those handed in, by their seeds, or trained here."""
     if not context.runs:
-        seeds = [context.seed + i for i in range(SEEDS[context.scale])]
-        each = [(seed, replace(context, seed=seed)) for seed in seeds]
-        return [(seed, pretrained(own, "byov"), pretrained(own, "byol", "posterior.family=none")) for seed, own in each]
-    from byov.train import checkpoint
-
+        each = [replace(context, seed=context.seed + i) for i in range(SEEDS[context.scale])]
+        return [(own.seed, byov_run(own), byol_run(own)) for own in each]
     found: dict[str, dict[int, Path]] = {"gaussian": {}, "none": {}}
     for run in context.runs:
-        file = run / "checkpoint.safetensors" if run.is_dir() else run
-        if not file.is_file():
-            raise ValueError(f"There is no run at {run}: name a run's folder or its checkpoint.")
-        about = checkpoint.peek(file)["recipe"]
-        if about.get("kind") == "pretrain":
-            config = about["config"]
-            found[config["posterior"]["family"]].setdefault(config["train"]["seed"], run)
+        settings = settings_of(run)
+        if settings["kind"] == "pretrain":
+            found[settings["posterior.family"]].setdefault(settings["train.seed"], run)
     both = sorted(found["gaussian"].keys() & found["none"].keys())
     if not both:
         raise ValueError("Of the runs given, none of BYOV has one of BYOL with the same train.seed beside it.")
@@ -96,78 +96,49 @@ def pairs(context: Context) -> list[tuple[int, Path, Path]]:
 
 
 def weights_of(run: Path) -> str:
-    """The digest of a run's weights: a part found with others is not used again."""
-    from byov.evaluation.subjects import digest
-    from byov.pruning.runs import open_run
-
-    return digest(open_run(run).model)
+    """Return the digest of a run's weights: a part found with others is not used again."""
+    return digest(open_run(run).network)
 
 
-def sigma_spread(run: Path) -> float:
-    """The standard deviation of log σ within a pruned tensor, mean over tensors: what SNR knows that |μ| does not.
+def sigma_spread(path: Path) -> float:
+    """Return the standard deviation of log σ within a pruned tensor, mean over tensors: what SNR adds to |μ|.
 
     It grows with training: σ starts the same everywhere, and Adam moves log σ² by at most a learning rate a step.
     """
-    from byov.posterior.layout import occurrences
-    from byov.posterior.module import BayesianModule
-    from byov.pruning.runs import open_run
-
-    of = open_run(run)
-    assert isinstance(of.model, BayesianModule)
+    run = open_run(path)
+    assert run.q is not None
     names = {
         places[0][0]
-        for parameter, places in occurrences(of.model.point())
-        if any(of.where(name, module, parameter) for name, module in places)
+        for parameter, places in occurrences(run.q.point())
+        if any(Prunable(run).where(name, module, parameter) for name, module in places)
     }
-    each = [sigma.log().std().item() for name, sigma in of.model.std().items() if name in names]
+    each = [sigma.log().std().item() for name, sigma in run.q.std().items() if name in names]
     return sum(each) / len(each)
 
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
-    return sweep_runs(
-        byov,
-        byol,
-        sparsities,
-        probing=probe,
-        root=context.root,
-        seed=context.seed,
-        device=context.device,
-        names=("BYOV", "BYOL"),
-    )
+    reading = Reading(seed=context.seed, root=context.root, device=context.device)
+    return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=("BYOV", "BYOL"))
 
 
-def _shifted(context: Context, run: Path) -> dict[str, Any]:
-    """The scores of a run's probe on clean and shifted test images, at μ and under draws; severities averaged."""
-    from byov.evaluation import evaluate, summarise
-    from byov.evaluation.images import shifts_for
-    from byov.evaluation.subjects import Reading, subject
-    from byov.pruning.runs import open_run
-
-    found = subject(str(run), Reading(DRAWS, seed=context.seed, fit_samples=FIT_DRAWS, device=context.device))
-    test, train = (open_run(run).images(split, context.root) for split in ("test", "train"))
-    shifts, _ = shifts_for("augmentations", test)
-    assert test.labels is not None
-    rows = evaluate(
-        found.predictor(train),
-        test.images,
-        test.labels,
-        shifts,
-        SEVERITIES[context.scale],
-        DRAWS,
-        seed=context.seed,
-        device=context.device,
-    )
+def _shifted(context: Context, path: Path) -> dict[str, Any]:
+    """Score a run's probe on clean and shifted test images, at μ and under draws; average over severities."""
+    where: dict[str, Any] = {"seed": context.seed, "device": context.device}
+    run = open_run(path, Reading(DRAWS, fit_samples=FIT_DRAWS, root=context.root, **where))
+    run.train = run.load_own("train")  # without what its recipe holds out
+    shifts, _ = shifts_for("augmentations", run.images)
+    severities = SEVERITIES[context.scale]
+    rows = evaluate(run.predictor, run.images.images, run.labels, shifts, severities, DRAWS, **where)
     kept = []
     for row in (rows[0], *summarise(rows)):
-        readings = {"at_mean": row.at_mean, "under_draws": row.under_draws}
-        for reading, scores in readings.items():
+        for reading, scores in (("at_mean", row.at_mean), ("under_draws", row.under_draws)):
             if scores is not None:
                 kept.append({"shift": row.shift, "reading": reading, **{name: scores[name] for name in SCORES}})
     return {"rows": kept}
 
 
 def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """BYOL minus BYOV by shift and by how BYOV is read, in points; mean over seeds."""
+    """Return BYOL minus BYOV by shift and by how BYOV is read, in points; mean over seeds."""
     byol = {(row["seed"], row["shift"]): row for row in shifts if row["model"] == "BYOL"}
     groups: dict[tuple[str, str], list[dict[str, float]]] = {}
     for row in shifts:
@@ -182,7 +153,7 @@ def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(data: dict[str, Any]) -> list[Comparison]:
-    """What the paper says in numbers, or in words, beside ours."""
+    """Compare what the paper says in numbers, or in words, with ours."""
     curves = data["sweep"]["curves"]
     fixed, refitted = ([c for c in curves if c["probe"] == probe] for probe in ("fixed", "refitted"))
     gains = {sparsity: advantage(fixed, sparsity) for sparsity in SPARSITIES}
@@ -213,16 +184,13 @@ def compare(data: dict[str, Any]) -> list[Comparison]:
 
 
 def _gain(curves: list[dict[str, Any]], over: str) -> tuple[float, float | None]:
-    """BYOV by SNR minus another model by magnitude at 70 %, in points: mean and standard error over seeds."""
+    """Return BYOV by SNR minus another model by magnitude at 70 %, in points: mean and standard error over seeds."""
     top1 = {
         (c["model"], c["by"], c["seed"]): 100 * dict(zip(c["sparsity"], c["top1"], strict=True))[AT] for c in curves
     }
     seeds = sorted({seed for _, _, seed in top1})
     each = [top1["BYOV", "snr", seed] - top1[over, "magnitude", seed] for seed in seeds]
-    mean = sum(each) / len(each)
-    if len(each) == 1:
-        return mean, None
-    return mean, math.sqrt(sum((gain - mean) ** 2 for gain in each) / (len(each) - 1) / len(each))
+    return sum(each) / len(each), standard_error(each)
 
 
 def _ahead(points: float) -> str:
@@ -233,43 +201,34 @@ def _same(points: float, better: bool) -> str:
     return "same direction" if (points > 0) == better else "other direction"
 
 
+@styled
 def draw(data: dict[str, Any]) -> Figure:
-    """Three panels, as in the paper."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.0, 4.2), layout="constrained")
-    left, centre, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    """Draw three panels, as in the paper."""
+    figure, [[left, centre, right]] = canvas(12.0, 4.2, 1, 3, width_ratios=(1.25, 1, 1))
     plot_curves(left, [curve for curve in data["sweep"]["curves"] if curve["probe"] == "fixed"])
     left.axvline(100 * AT, color="0.7", linewidth=0.8, zorder=0)
-    left.legend(frameon=False)
+    left.legend()
     left.set_title("pruned without retraining")
     names = [row["shift"] for row in data["relative"] if row["reading"] == "at_mean"]
     for axes, what, title in ((centre, "reliability", "Brier reliability"), (right, "ece", "ECE")):
         _bars(axes, data["relative"], names, what)
         axes.set_title(title)
     right.set_yticklabels([])
-    centre.legend(frameon=False, fontsize="small")
+    centre.legend()
     return figure
 
 
 def _bars(axes: Axes, rows: list[dict[str, Any]], names: list[str], what: str) -> None:
-    """A bar per shift at μ and a dot under draws; above 0 BYOV is better, and coloured so."""
+    """Draw a bar per shift at μ and a dot under draws; above 0 BYOV is better, and coloured so."""
     value = {(row["shift"], row["reading"]): row[what] for row in rows}
     places = list(range(len(names)))[::-1]
     bars = [value[name, "at_mean"] for name in names]
-    colours = [STYLES[0][0] if bar > 0 else STYLES[1][0] for bar in bars]
-    axes.barh(places, bars, color=colours, height=0.7)
-    drawn = [
-        (place, value[name, "under_draws"])
-        for place, name in zip(places, names, strict=True)
-        if (name, "under_draws") in value
-    ]
+    axes.barh(places, bars, color=[COLOURS[0] if bar > 0 else COLOURS[1] for bar in bars], height=0.7)
+    pairs = zip(places, names, strict=True)
+    drawn = [(place, value[name, "under_draws"]) for place, name in pairs if (name, "under_draws") in value]
     if drawn:
         axes.plot([x for _, x in drawn], [y for y, _ in drawn], "k.", markersize=5, label="under draws (bars: at μ)")
     axes.set_yticks(places, [name.replace("_", " ") for name in names])
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("BYOL − BYOV (points; right of 0 BYOV is better)", fontsize="small")
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("BYOL − BYOV (points; right of 0 BYOV is better)")
+    plain(axes)

@@ -1,14 +1,19 @@
-"""One table or figure of a paper, as something that can be run again: a name, a function, and what came of it."""
+"""One table or figure of a paper as something to run again: its name, its function, and the folder of its result."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from statistics import stdev
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from byov.files import write_json
@@ -16,8 +21,14 @@ from byov.files import write_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+KIND = "byov reproduce"
+
 Scale = Literal["quick", "full"]
-"""`quick` is minutes on two CPU cores (digits, small tables); `full` is what a GPU is for (CIFAR, all splits)."""
+"""`quick` takes minutes on two CPU cores (digits, small tables); `full` is for a GPU (CIFAR, all splits)."""
+
+
+class OutOfTime(Exception):
+    """The time that an experiment was given is up; what it has done is kept, and the same command goes on."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: the numbers, a picture of them, and how they compare."""
+    """The result of an experiment: the numbers, a picture of them, and how they compare."""
 
     data: dict[str, Any]
     """All that the figure is drawn from, and the protocol: JSON, the same for the same seed."""
@@ -46,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Context:
-    """Where an experiment runs, and where it keeps what it has done so far."""
+    """Where and for how long an experiment runs, and where it keeps what it has done so far."""
 
     out: Path
     scale: Scale = "quick"
@@ -55,7 +66,33 @@ class Context:
     root: str | None = None
     """The folder of the data sets; None: as `byov.data` finds it."""
     runs: tuple[Path, ...] = ()
-    """Runs of the user's own to look at, in the place of those that the experiment would train."""
+    """The user's own runs, to be read in the place of those that the experiment would train."""
+    changes: tuple[str, ...] = ()
+    """Settings on top of every recipe that is trained, such as "train.epochs=5"."""
+    deadline: float | None = None
+    """Begin no new work after this `time.monotonic()`."""
+    partial: bool = False
+    """Show the methods and seeds that have been read, and train nothing."""
+
+    @property
+    def minutes_left(self) -> float | None:
+        """Minutes until the deadline; None where there is none."""
+        return None if self.deadline is None else (self.deadline - monotonic()) / 60
+
+    def check_time(self) -> None:
+        """Raise `OutOfTime` after the deadline; to be called before any work that takes long."""
+        if self.minutes_left is not None and self.minutes_left <= 0:
+            raise OutOfTime("The time is up.")
+
+    def find(
+        self, name: str, protocol: dict[str, Any], defaults: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """Return what `kept` has kept under a name and protocol; None where there is nothing."""
+        path = self.out / "parts" / f"{name}.json"
+        if not path.is_file():
+            return None
+        before = json.loads(path.read_text(encoding="utf-8"))
+        return before["result"] if same_protocol(before.get("protocol"), self._asked(protocol), defaults) else None
 
     def kept(
         self,
@@ -64,25 +101,63 @@ class Context:
         make: Callable[[], dict[str, Any]],
         defaults: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """`make()`, or what it gave in an earlier run of the same protocol; a part of an interrupted experiment.
+        """Return `make()`, or what it returned in an earlier run of the same protocol.
 
-        A protocol from before there was a setting has that of `defaults`.
+        So an interrupted experiment goes on. A setting that an older protocol lacks had its value in `defaults`.
         """
-        path = self.out / "parts" / f"{name}.json"
-        asked = plain({"seed": self.seed, "scale": self.scale, **protocol})
-        if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if same_protocol(before.get("protocol"), asked, defaults):
-                return before["result"]
+        before = self.find(name, protocol, defaults)
+        if before is not None:
+            return before
+        self.check_time()
         result = plain(make())
-        write_json(path, {"protocol": asked, "result": result})
+        write_json(self.out / "parts" / f"{name}.json", {"protocol": self._asked(protocol), "result": result})
         return result
+
+    def _asked(self, protocol: dict[str, Any]) -> dict[str, Any]:
+        return plain({"seed": self.seed, "scale": self.scale, **protocol})
+
+    def protocol(self) -> dict[str, Any]:
+        """Return what the numbers of an experiment depend on, beyond what it says itself."""
+        import torch
+
+        import byov
+
+        place = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else self.device
+        return {
+            "scale": self.scale,
+            "seed": self.seed,
+            "device": place,
+            "runs": [str(run) for run in self.runs],
+            **({"changes": list(self.changes)} if self.changes else {}),
+            "versions": {"byov": byov.__version__, "torch": str(torch.__version__)},
+        }
 
 
 def same_protocol(before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None) -> bool:
-    """Whether what was made under one protocol is what another asks for."""
+    """Tell whether what was made under one protocol is what another asks for."""
     known = {key: value for key, value in plain(defaults or {}).items() if key in asked}
     return isinstance(before, dict) and known | before == asked
+
+
+def standard_error(values: list[float]) -> float | None:
+    """Return the standard error of a mean; None for a single value."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON reads it back; arrays and tensors become lists, and numbers that are not finite None."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.loads(json.dumps(value))
+
+
+# The list of experiments
 
 
 @dataclass(frozen=True)
@@ -108,7 +183,7 @@ def experiment(name: str, title: str) -> Callable[[Callable[[Context], Outcome]]
 
 
 def discover() -> dict[str, Experiment]:
-    """All experiments: every module of this package is imported, and so puts its own on the list."""
+    """Return all experiments: import every module of this package, which puts its own on the list."""
     import byov.reproduce as package
 
     for module in iter_modules(package.__path__):
@@ -116,19 +191,69 @@ def discover() -> dict[str, Experiment]:
     return EXPERIMENTS
 
 
-def rows(comparisons: list[Comparison]) -> list[dict[str, Any]]:
-    """The comparisons as JSON."""
-    return [asdict(c) for c in comparisons]
+# The folder of an experiment: result.json, figure.png and figure.svg, written once and shown ever after
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON reads it back; arrays and tensors become lists, and what is not finite None."""
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
+def finished(folder: Path) -> dict[str, Any] | None:
+    """Return the result in a folder; None if there is none yet."""
+    path = folder / "result.json"
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file, and an experiment needs a folder: choose another --out.")
+    if not path.exists():
         return None
-    return json.loads(json.dumps(value))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["kind"] != KIND:
+            raise ValueError(content["kind"])
+    except (ValueError, KeyError, TypeError):
+        raise FileExistsError(f"{path} is not a file of `{KIND}`: choose another --out.") from None
+    return content
+
+
+def check(experiment: Experiment, context: Context) -> None:
+    """Refuse a folder whose finished result was asked for otherwise."""
+    before = finished(context.out)
+    if before is None:
+        return
+    now = context.protocol()
+    for key in ("scale", "seed", "runs"):
+        if before["protocol"].get(key) != now[key]:
+            given = f"{key} = {before['protocol'].get(key)}, not {now[key]}"
+            raise FileExistsError(
+                f"{context.out} holds {experiment.name} with {given}: choose another --out, or add --force."
+            )
+
+
+def run(experiment: Experiment, context: Context) -> dict[str, Any]:
+    """Run an experiment and write its folder; the result last, so that it is there only if all is."""
+    import torch
+
+    from byov.report.drawing import save
+
+    context.check_time()
+    context.out.mkdir(parents=True, exist_ok=True)
+    start = monotonic()
+    torch.manual_seed(context.seed)  # whatever ran before it in this process
+    outcome = experiment.run(context)
+    content = plain(
+        {
+            "kind": KIND,
+            "name": experiment.name,
+            "title": experiment.title,
+            "protocol": context.protocol(),
+            "data": outcome.data,
+            "comparisons": [asdict(row) for row in outcome.comparisons],
+            "note": outcome.note,
+        }
+    )
+    if outcome.figure is not None:
+        save(outcome.figure, context.out / "figure", bbox_inches="tight")
+    # How long it took is no result: beside it, so that the same seed gives the same file.
+    about = {
+        "command": shlex.join(["byov", *sys.argv[1:]]),
+        "seconds": round(monotonic() - start, 1),
+        "machine": platform.machine(),
+    }
+    write_json(context.out / "environment.json", about)
+    write_json(context.out / "result.json", content)
+    return content

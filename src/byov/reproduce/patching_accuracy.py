@@ -1,17 +1,22 @@
-"""Tables 4, 6 and 9 to 11, and Figure 6, of the patching paper: accuracy and calibration, by method and by S."""
+"""Tables 4, 6 and 9 to 11, and Figures 4 to 7, of the patching paper: accuracy and calibration, by method and by S."""
 
 from __future__ import annotations
 
-from statistics import mean, stdev
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import isnan
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
-from byov.reproduce.patching_runs import METHODS, readings
+from byov.evaluation.scores import PAPER_MIN_COUNT
+from byov.report.drawing import canvas, styled
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
+from byov.reproduce.patching_runs import METHODS, Readings, label, readings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Readings = dict[str, list[dict[str, Any]]]
 Row = tuple[float, float, float, float]
 
 COLUMNS = {"top5": "top-5 %", "top1": "top-1 %", "ece": "ECE %", "mce": "MCE %"}
@@ -38,8 +43,11 @@ for _method, _rows in BY_DRAWS.items():
     _rows[200] = TABLE6[_method]
 
 
+RESNET, PYRAMIDNET = "ResNet-18 on ImageNet", "PyramidNet-110 (α = 270) on CIFAR-100"
+
+
 def about(found: Readings, paper: str) -> str:
-    """Whose place our network and data take."""
+    """Say whose place our network and data take."""
     one = next(iter(found.values()))[0]
     easy = (
         " On digits nothing is overconfident, so there is little to calibrate: this only shows how the table is made."
@@ -51,152 +59,207 @@ def about(found: Readings, paper: str) -> str:
     )
 
 
-def spread(values: list[float]) -> float | None:
-    """The standard error of a mean; None for a single seed."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-
-
 def last(reading: dict[str, Any]) -> dict[str, float]:
-    """The scores under all draws; a plain network's only ones."""
+    """Return the scores under all draws; a plain network's only ones."""
     return reading["by_draws"][max(reading["by_draws"], key=int)]
 
 
 def of(found: Readings, method: str, key: str) -> float:
+    """Return a score of a method under all draws, mean over seeds."""
     return mean(last(reading)[key] for reading in found[method])
 
 
+def _percent(quantity: str, shares: Sequence[float], paper: float | None = None) -> Comparison:
+    """Compare the mean of shares, one of each seed, with the paper's per cent."""
+    values = [100 * share for share in shares]
+    return Comparison(quantity, mean(values), paper, standard_error(values))
+
+
+def _holds(ours: bool, theirs: bool) -> str:
+    return "holds" if ours == theirs else "does not hold"
+
+
+# Tables 4 and 6
+
+
 def table(found: Readings, paper: dict[str, Row], skip: tuple[str, ...] = ()) -> list[Comparison]:
-    """Every method and column, then the claims that the paper makes of them."""
+    """Compare every method and column, then the claims that the paper makes of them."""
     rows: list[Comparison] = []
     base = mean(reading["parameters"] for reading in found["vanilla"])
     for method in (name for name in METHODS if name in found and name not in skip):
-        label = METHODS[method].label
-        rows.append(Comparison(f"{label}: overhead %", 100 * (found[method][0]["parameters"] / base - 1)))
+        name = label(found, method)
+        rows.append(Comparison(f"{name}: overhead %", 100 * (found[method][0]["parameters"] / base - 1)))
         for i, (key, heading) in enumerate(COLUMNS.items()):
-            values = [100 * last(reading)[key] for reading in found[method]]
             theirs = paper[method][i] if method in paper else None
-            rows.append(Comparison(f"{label}: {heading}", mean(values), theirs, spread(values)))
+            rows.append(_percent(f"{name}: {heading}", [last(reading)[key] for reading in found[method]], theirs))
         stacked = [reading["stacked"] for reading in found[method] if reading.get("stacked")]
         for key in ("top1", "ece") if stacked else ():
-            values = [100 * each[key] for each in stacked]
-            rows.append(Comparison(f"{label}, stacked: {COLUMNS[key]}", mean(values), None, spread(values)))
+            rows.append(_percent(f"{name}, stacked: {COLUMNS[key]}", [each[key] for each in stacked]))
     return rows + claims(found, paper)
 
 
 def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
-    """Better calibrated than vanilla, and no less accurate."""
+    """Compare with the claim: better calibrated than vanilla, and no less accurate."""
     rows = []
-    for method in ("ecmp", "emp", "dropout"):
-        if method not in found:
-            continue
-        label = METHODS[method].label
+    for method in (name for name in ("ecmp", "emp", "dropout") if name in found):
+        name = label(found, method)
         ratio, theirs = of(found, method, "ece") / of(found, "vanilla", "ece"), paper[method][2] / paper["vanilla"][2]
-        verdict = "holds" if (ratio < 1) == (theirs < 1) else "does not hold"
-        rows.append(Comparison(f"{label}: ECE over vanilla's", ratio, theirs, verdict=verdict))
+        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=_holds(ratio < 1, theirs < 1)))
         gain = 100 * (of(found, method, "top1") - of(found, "vanilla", "top1"))
         gained = paper[method][1] - paper["vanilla"][1]
-        verdict = "holds" if (gain >= 0) == (gained >= 0) else "does not hold"
-        rows.append(Comparison(f"{label}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
+        verdict = _holds(gain >= 0, gained >= 0)
+        rows.append(Comparison(f"{name}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
     return rows
 
 
 @experiment("patching/table4", "ResNet-18: accuracy and calibration of every method (CIFAR-100 for ImageNet)")
 def table4(context: Context) -> Outcome:
     found = readings(context)
-    return Outcome({"readings": found}, table(found, TABLE4), note=about(found, "ResNet-18 on ImageNet"))
+    return Outcome({"readings": found}, table(found, TABLE4), note=about(found, RESNET))
 
 
 @experiment("patching/table6", "CIFAR-100: accuracy and calibration (ResNet-18 for PyramidNet)")
 def table6(context: Context) -> Outcome:
     found = readings(context)
     rows = table(found, TABLE6, skip=("emp_bn", "ecmp_bn"))
-    return Outcome({"readings": found}, rows, note=about(found, "PyramidNet-110 (α = 270) on CIFAR-100"))
+    return Outcome({"readings": found}, rows, note=about(found, PYRAMIDNET))
+
+
+# Tables 9 to 11 and Figure 6: over the number of draws
 
 
 def by_draws(found: Readings, method: str) -> list[Comparison]:
+    """Compare a method's scores at each S, and whether draws improve its calibration."""
     rows = []
     for s, paper in BY_DRAWS[method].items():
         for i, (key, heading) in enumerate(COLUMNS.items()):
-            values = [100 * reading["by_draws"][str(s)][key] for reading in found[method]]
-            rows.append(Comparison(f"S = {s}: {heading}", mean(values), paper[i], spread(values)))
+            shares = [reading["by_draws"][str(s)][key] for reading in found[method]]
+            rows.append(_percent(f"S = {s}: {heading}", shares, paper[i]))
     few, many = (mean(r["by_draws"][s]["ece"] for r in found[method]) for s in ("1", "200"))
     theirs = BY_DRAWS[method][200][2] / BY_DRAWS[method][1][2]
-    verdict = "holds" if (many < few) == (theirs < 1) else "does not hold"
+    verdict = _holds(many < few, theirs < 1)
     rows.append(Comparison("ECE at S = 200 over S = 1", many / few, theirs, verdict=verdict))
     return rows
 
 
-def _of_method(context: Context, method: str) -> Outcome:
-    found = readings(context, ["vanilla", method])
-    note = about(found, "PyramidNet-110 (α = 270) on CIFAR-100")
-    return Outcome({"readings": found}, by_draws(found, method), _over_draws(found, (method,)), note)
+def _read(context: Context, methods: tuple[str, ...]) -> Readings:
+    """Return the readings of these methods, which must all be there, and of the vanilla network."""
+    found = readings(context, ["vanilla", *methods])
+    if missing := [METHODS[name].label for name in methods if name not in found]:
+        raise ValueError(f"There is no reading of {' or '.join(missing)}.")
+    return found
 
 
-@experiment("patching/table9", "The effect of the number of draws S = 1, 20, 100, 200: EMP")
-def table9(context: Context) -> Outcome:
-    return _of_method(context, "emp")
+def _table_by_draws(method: str, context: Context) -> Outcome:
+    found = _read(context, (method,))
+    return Outcome(
+        {"readings": found}, by_draws(found, method), _over_draws(found, (method,)), about(found, PYRAMIDNET)
+    )
 
 
-@experiment("patching/table10", "The effect of the number of draws S = 1, 20, 100, 200: ECMP")
-def table10(context: Context) -> Outcome:
-    return _of_method(context, "ecmp")
-
-
-@experiment("patching/table11", "The effect of the number of draws S = 1, 20, 100, 200: dropout")
-def table11(context: Context) -> Outcome:
-    return _of_method(context, "dropout")
+for _table, _method in (("table9", "emp"), ("table10", "ecmp"), ("table11", "dropout")):
+    _title = (
+        f"The effect of the number of draws S = 1, 20, 100, 200: {METHODS[_method].label.removesuffix(' (BN+out)')}"
+    )
+    experiment(f"patching/{_table}", _title)(partial(_table_by_draws, _method))
 
 
 @experiment("patching/figure6", "Calibration over the number of draws, for EMP, ECMP and dropout")
 def figure6(context: Context) -> Outcome:
     methods = ("emp", "ecmp", "dropout")
-    found = readings(context, ["vanilla", *methods])
+    found = _read(context, methods)
     rows = []
     for method in methods:
-        last_row = by_draws(found, method)[-1]
-        label = f"{METHODS[method].label}: {last_row.quantity}"
-        rows.append(Comparison(label, last_row.ours, last_row.paper, verdict=last_row.verdict))
+        row = by_draws(found, method)[-1]
+        rows.append(replace(row, quantity=f"{label(found, method)}: {row.quantity}"))
     note = about(found, "ResNet-18 on ImageNet and PyramidNet on CIFAR-100")
     return Outcome({"readings": found}, rows, _over_draws(found, methods), note)
 
 
-COLOURS = {
-    "vanilla": "#000000",
-    "dropout": "#E69F00",
-    "emp": "#0072B2",
-    "emp_bn": "#56B4E9",
-    "ecmp": "#D55E00",
-    "ecmp_bn": "#CC79A7",
+STYLE: dict[str, dict[str, Any]] = {
+    "vanilla": {"color": "#000000", "marker": "x"},
+    "dropout": {"color": "#E69F00", "marker": "s"},
+    "emp": {"color": "#0072B2", "marker": "o"},
+    "emp_bn": {"color": "#56B4E9", "marker": "^"},
+    "ecmp": {"color": "#D55E00", "marker": "D"},
+    "ecmp_bn": {"color": "#CC79A7", "marker": "v"},
 }
-"""Okabe and Ito's, which the colour-blind can tell apart."""
-MARKERS = {"vanilla": "x", "dropout": "s", "emp": "o", "emp_bn": "^", "ecmp": "D", "ecmp_bn": "v"}
+"""Okabe and Ito's colours, which the colour-blind can tell apart."""
 
 
+@styled
 def _over_draws(found: Readings, methods: tuple[str, ...]) -> Figure:
-    """ECE over S, a line for each method, vanilla dashed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.4), layout="constrained")
-    axes = figure.add_subplot()
+    """Draw ECE over S, a line for each method, vanilla dashed."""
+    figure, [[axes]] = canvas(5.0, 3.4)
     for method in methods:
         draws = sorted(int(s) for s in found[method][0]["by_draws"])
         each = [[100 * r["by_draws"][str(s)]["ece"] for r in found[method]] for s in draws]
-        errors = [spread(values) or 0.0 for values in each]
-        axes.errorbar(
-            draws,
-            [mean(values) for values in each],
-            yerr=errors,
-            color=COLOURS[method],
-            marker=MARKERS[method],
-            markersize=4,
-            label=METHODS[method].label,
-        )
-    axes.axhline(100 * of(found, "vanilla", "ece"), color=COLOURS["vanilla"], linestyle="--", label="vanilla")
+        errors = [standard_error(values) or 0.0 for values in each]
+        style = {**STYLE[method], "markersize": 4, "label": label(found, method)}
+        axes.errorbar(draws, [mean(values) for values in each], yerr=errors, **style)
+    axes.axhline(100 * of(found, "vanilla", "ece"), color="black", linestyle="--", label="vanilla")
     axes.set_xscale("log")
     axes.set_xticks([1, 20, 100, 200], ["1", "20", "100", "200"])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("draws S")
-    axes.set_ylabel("expected calibration error (%)")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set(ylim=(0, None), xlabel="draws S", ylabel="expected calibration error (%)")
+    axes.legend()
     return figure
+
+
+# Figures 4, 5 and 7: calibration curves, accuracy over confidence in 20 bins
+
+
+def curve(seeds: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return mean confidence and accuracy of each bin, all seeds' samples together; leave out bins of few samples."""
+    confidence, accuracy = [], []
+    for r in range(len(seeds[0]["diagram"]["count"])):
+        bins = [{key: seed["diagram"][key][r] for key in ("count", "confidence", "accuracy")} for seed in seeds]
+        full = [b for b in bins if b["count"] and b["confidence"] is not None and not isnan(b["confidence"])]
+        count = sum(b["count"] for b in full)
+        if count >= PAPER_MIN_COUNT * len(seeds):
+            confidence.append(sum(b["count"] * b["confidence"] for b in full) / count)
+            accuracy.append(sum(b["count"] * b["accuracy"] for b in full) / count)
+    return confidence, accuracy
+
+
+@styled
+def draw_curves(found: Readings, methods: tuple[str, ...]) -> Figure:
+    """Draw accuracy over confidence, a line for each method."""
+    figure, [[axes]] = canvas(4.4, 4.2)
+    axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
+    for method in methods:
+        name = f"{label(found, method)}, ECE {100 * of(found, method, 'ece'):.1f} %"
+        axes.plot(*curve(found[method]), **STYLE[method], markersize=4, linewidth=1.2, label=name)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
+    axes.legend(loc="best")
+    return figure
+
+
+def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], place: str) -> Outcome:
+    found = readings(context, methods)
+    shown = tuple(name for name in methods if name in found)
+    rows = []
+    for name in shown:
+        ours, theirs = 100 * of(found, name, "ece"), paper[name][2]
+        verdict = ""
+        if name != "vanilla":
+            better = (ours < 100 * of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])
+            verdict = "better calibrated than vanilla" if better else "not better calibrated than vanilla"
+        rows.append(Comparison(f"{label(found, name)}: ECE %", ours, theirs, verdict=verdict))
+    curves = {name: dict(zip(("confidence", "accuracy"), curve(found[name]), strict=True)) for name in shown}
+    return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
+
+
+@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
+def figure4(context: Context) -> Outcome:
+    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE4, RESNET)
+
+
+@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
+def figure5(context: Context) -> Outcome:
+    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE6, PYRAMIDNET)
+
+
+@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
+def figure7(context: Context) -> Outcome:
+    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)

@@ -6,18 +6,21 @@ from statistics import mean
 from typing import Any
 
 from byov.metrics import functional as metrics
-from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
-from byov.reproduce.patching_accuracy import Readings, about, spread
-from byov.reproduce.patching_runs import FEWER, METHODS, readings
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
+from byov.reproduce.patching_accuracy import about
+from byov.reproduce.patching_runs import METHODS, Readings, label, readings
 
 MCE = {"emp": 97.8, "emp_bn": 98.8, "ecmp": 99.5, "ecmp_bn": 99.8, "dropout": 100.0, "vanilla": 100.0}
 RELATIVE = {"emp": 97.4, "emp_bn": 99.0, "ecmp": 102.0, "ecmp_bn": 101.0, "dropout": 100.0, "vanilla": 100.0}
 PLACE = "ResNet-18 on ImageNet-C"
 
 
-def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
-    """CE by corruption, mCE and relative mCE of each seed, in per cent of the vanilla network of the same seed."""
-    vanillas = found["vanilla"][: FEWER.get(method)]  # the first seeds are those that a method with fewer has
+def corruption_errors(found: Readings, method: str, partial: bool = False) -> list[dict[str, Any]]:
+    """Return CE by corruption, mCE and relative mCE of each seed, in per cent of the vanilla network of the same seed.
+
+    Of `partial` readings the first seeds are those that a method with fewer has.
+    """
+    vanillas = found["vanilla"][: len(found[method]) if partial else None]
     if len(vanillas) != len(found[method]):
         counts = f"{len(found[method])} of {METHODS[method].label} and {len(vanillas)} of the vanilla network"
         raise ValueError(f"Corruption errors are by seed, against the vanilla network of the same; here are {counts}.")
@@ -41,7 +44,7 @@ def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
 
 def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: dict[str, float]) -> Outcome:
     found = readings(context, methods)
-    errors = {method: corruption_errors(found, method) for method in found}
+    errors = {method: corruption_errors(found, method, context.partial) for method in found}
     rows = []
     for method, each in errors.items():
         known = [e[key] for e in each if e[key] is not None]
@@ -52,10 +55,10 @@ def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: d
         if method in ("emp", "ecmp") and theirs is not None:
             verdict = "holds" if (ours < 100) == (theirs < 100) else "does not hold"
         name = "mCE" if key == "mCE" else "relative mCE"
-        rows.append(Comparison(f"{METHODS[method].label}: {name} %", ours, theirs, spread(known), verdict))
+        rows.append(Comparison(f"{label(found, method)}: {name} %", ours, theirs, standard_error(known), verdict))
         for corruption in each[0]["CE"] if key == "mCE" and method != "vanilla" else ():
             values = [e["CE"][corruption] for e in each]
-            rows.append(Comparison(f"{METHODS[method].label}: {corruption}", mean(values), None, spread(values)))
+            rows.append(Comparison(f"{label(found, method)}: {corruption}", mean(values), None, standard_error(values)))
     images = "Our corruptions are made as CIFAR-10-C's, on the same images for every method."
     return Outcome({"errors": errors}, rows, note=f"{about(found, PLACE)} {images}")
 

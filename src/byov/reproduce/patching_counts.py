@@ -24,13 +24,13 @@ TABLE3 = {  # parameters in the MLP, in ResNet-18 and in PyramidNet
 
 
 def networks() -> dict[str, nn.Module]:
-    """The paper's three networks, without memory for their weights."""
+    """Return the paper's three networks, without memory for their weights."""
     with torch.device("meta"):
         return {"MLP": table3_mlp(), "ResNet-18": create("resnet18", 1000), "PyramidNet": pyramidnet()}
 
 
 def counted() -> dict[str, dict[str, Row]]:
-    """By network and family, each where the paper has it: EMP and ECMP on norm and output layers."""
+    """Count by network and family, each where the paper has it: EMP and ECMP on norm and output layers."""
     found = {name: overhead(net, 5) for name, net in networks().items()}
     return {name: {row.family: row for row in rows if row.on != "norm"} for name, rows in found.items()}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,7 +13,8 @@ from torch import Generator, Tensor, nn
 from byov.data.labelled import labelled
 from byov.data.shift import SEVERITIES
 from byov.evaluation.images import shifts_for
-from byov.evaluation.rows import CHUNK
+from byov.evaluation.rows import CLEAN, plan, shifted
+from byov.evaluation.scores import PAPER_BINS, PAPER_MIN_COUNT
 from byov.metrics import functional as metrics
 from byov.posterior import BayesianModule
 from byov.posterior.mixture import EMP, Ensemble
@@ -22,10 +22,7 @@ from byov.posterior.random import stream
 from byov.prediction.resident import Resident
 from byov.prediction.stacking import stack
 from byov.reproduce.experiment import Context, Scale
-from byov.train.supervised import Classifier, restore
-
-if TYPE_CHECKING:
-    from byov.data import ImageSet
+from byov.runs import Reading, Run, open_run, read_header
 
 POINTS = (1, 20, 100, 200)
 """S, as in the paper's Tables 9 to 11."""
@@ -39,39 +36,40 @@ PROTOCOL: dict[Scale, dict[str, Any]] = {
 BATCH = 2000
 
 
-def read(run: Path, context: Context, label: str) -> dict[str, Any]:
-    """All that the tables ask of the network of a run."""
-    how, device = PROTOCOL[context.scale], torch.device(context.device)
-    module, recipe = restore(run, device)
-    net, name, root = module.net, recipe.data.name, context.root or recipe.data.root
-    shape = (recipe.data.channels, recipe.data.image_size)
-    images = labelled(name, "test", root, *shape)
-    assert images.labels is not None
-    labels, inputs = images.labels.to(device), _standard(images.images, module, device)
-    means = running_means(net, inputs, how["draws"], POINTS, context.seed)
-    probs = means[max(means)]
-    diagram = metrics.reliability_diagram(probs, labels, 20)
+def read(path: Path, context: Context, label: str) -> dict[str, Any]:
+    """Return all that the tables ask of the network of a run."""
+    how, seed = PROTOCOL[context.scale], context.seed
+    root = context.root or read_header(path, ["train"]).config["data"]["root"]
+    run = open_run(path, Reading(device=context.device, root=root))
+    net, labels, inputs = run.network, run.labels.to(context.device), standardised(run, run.pixels)
+    means = running_means(net, inputs, how["draws"], POINTS, seed)
+    diagram = metrics.reliability_diagram(means[max(means)], labels, PAPER_BINS)
     found: dict[str, Any] = {
         "label": label,
-        "data": name,
-        "network": recipe.model.name,
-        "parameters": _parameters(net),
+        "data": run.data,
+        "network": run.recipe.model.name,
+        "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),  # dropout's gates are not learned
         "by_draws": {str(s): scores(mean, labels) for s, mean in means.items()},
         "at_mean": scores(_at_mean(net, inputs), labels),
         "diagram": {key: value.tolist() for key, value in diagram._asdict().items()},
-        "errors": _corruption_errors(net, module, name, root, shape, how, device, context.seed),
+        "errors": _corruption_errors(run, how, seed),
     }
-    if isinstance(net, BayesianModule) and recipe.data.holdout:
-        held = recipe.data.load("holdout")
-        found["stacked"] = _stacked(net, module, held, inputs, labels, how["stacked"], context.seed)  # type: ignore[arg-type]
+    if run.q is not None and run.recipe.data.holdout:
+        found["stacked"] = _stacked(run, inputs, labels, how["stacked"], seed)
     return found
+
+
+def standardised(run: Run, pixels: Tensor) -> Tensor:
+    """Return pixels in [0, 1] as the network takes them, in the layout in which convolutions are fastest."""
+    mean, std = (torch.tensor(values, device=pixels.device).view(1, -1, 1, 1) for values in run.normalisation.values())
+    return ((pixels.float() - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
 def running_means(
     net: nn.Module, inputs: Tensor, draws: int, at: Sequence[int], seed: int = 0, batch: int = BATCH
 ) -> dict[int, Tensor]:
-    """The mean class probabilities (N, C) after each number of draws in `at`; a plain network has one draw.
+    """Return the mean class probabilities (N, C) after each number of draws in `at`; a plain network has one draw.
 
     Draw by draw over all inputs, so that weights are made once a draw; on a GPU compiled and in bfloat16.
     """
@@ -101,79 +99,56 @@ def _at_mean(net: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """In shares, not per cent; ECE and MCE as in the paper's D.2 (20 bins, those of at most 5 samples removed)."""
+    """Return scores as shares, not per cent; ECE and MCE as in the paper's D.2 (bins of at most 5 samples removed)."""
     return {
         "top1": metrics.accuracy(probs, labels).item(),
         "top5": metrics.accuracy(probs, labels, top_k=min(5, probs.shape[1])).item(),
-        "ece": metrics.calibration_error(probs, labels, 20, "l1", 6).item(),
-        "mce": metrics.calibration_error(probs, labels, 20, "max", 6).item(),
+        "ece": metrics.calibration_error(probs, labels, PAPER_BINS, "l1", PAPER_MIN_COUNT).item(),
+        "mce": metrics.calibration_error(probs, labels, PAPER_BINS, "max", PAPER_MIN_COUNT).item(),
         "ece15": metrics.calibration_error(probs, labels, 15).item(),
         "nll": metrics.nll(probs, labels).item(),
         "brier": metrics.brier_score(probs, labels).item(),
     }
 
 
-def _standard(images: Tensor, module: Classifier, device: torch.device) -> Tensor:
-    """uint8 or floats in [0, 1] as the network takes them, in the layout that convolutions are quickest in."""
-    floats = images.to(device).float() / (255 if images.dtype == torch.uint8 else 1)
-    mean, std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (module.augment.mean, module.augment.std))
-    return ((floats - mean) / std).contiguous(memory_format=torch.channels_last)
-
-
-def _parameters(net: nn.Module) -> int:
-    """What is learned; dropout's gates are not."""
-    return sum(p.numel() for p in net.parameters() if p.requires_grad)
-
-
-def _corruption_errors(
-    net: nn.Module,
-    module: Classifier,
-    name: str,
-    root: str | None,
-    shape: tuple[int | None, int | None],
-    how: dict[str, Any],
-    device: torch.device,
-    seed: int,
-) -> dict[str, list[float]]:
-    """Top-1 errors by corruption, severity by severity; "clean" on the same images."""
-    sets, labels = _corrupted(name, root, shape, how["corruption_images"], str(device))
+def _corruption_errors(run: Run, how: dict[str, Any], seed: int) -> dict[str, list[float]]:
+    """Return top-1 errors by corruption, severity by severity; "clean" on the same images."""
+    assert run.data is not None
+    root, shape, device = run.reading.root, run.shape, str(run.reading.device)
+    sets, labels = corrupted(run.data, None if root is None else str(root), shape, how["corruption_images"], device)
     errors: dict[str, list[float]] = {}
     for corruption, each in sets.items():
         for images in each:
-            inputs = _standard(images, module, device)
-            (mean,) = running_means(net, inputs, how["corruption_draws"], (), seed).values()
+            (mean,) = running_means(run.network, standardised(run, images), how["corruption_draws"], (), seed).values()
             errors.setdefault(corruption, []).append(1.0 - metrics.accuracy(mean, labels).item())
     return errors
 
 
 @lru_cache(maxsize=1)
-def _corrupted(
+def corrupted(
     name: str, root: str | None, shape: tuple[int | None, int | None], limit: int, device: str
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """The corrupted test images, made once for all networks, with the random numbers of `byov evaluate` and seed 0."""
-    data: ImageSet = labelled(name, "test", root, *shape, limit=limit)
+    """Return the corrupted test images, made once for all networks, as those of `byov evaluate` with seed 0."""
+    data = labelled(name, "test", root, *shape, limit=limit)
     shifts, _ = shifts_for("corruptions", data)
-    clean, sets = data.images.to(device).float() / 255, {}
-    sets["clean"] = [clean]
-    for corruption, shift in shifts.items():
-        for severity in SEVERITIES:
-            generator = Generator(device).manual_seed(stream(0, crc32(corruption.encode()), severity))
-            parts = [shift(part, severity, generator) for part in clean.split(CHUNK)]
-            sets.setdefault(corruption, []).append(torch.cat(parts).half())  # 11 bits, where the images had 8
+    sets: dict[str, list[Tensor]] = {}
+    for corruption, severity in plan(shifts, SEVERITIES):
+        moved = torch.cat(list(shifted(data.images, shifts.get(corruption), severity, 0, torch.device(device))))
+        # 11 bits, where the images had 8
+        sets.setdefault(corruption, []).append(moved if corruption == CLEAN else moved.half())
     assert data.labels is not None
     return sets, data.labels.to(device)
 
 
-def _stacked(
-    net: BayesianModule, module: Classifier, held: ImageSet, inputs: Tensor, labels: Tensor, draws: int, seed: int
-) -> dict[str, Any] | None:
-    """Scores under stacking weights that were fitted on the held-out images; for EMP and explicit ensembles."""
-    if not any(isinstance(factor.family, EMP | Ensemble) for factor in net.factors):
+def _stacked(run: Run, inputs: Tensor, labels: Tensor, draws: int, seed: int) -> dict[str, Any] | None:
+    """Score stacking weights that were fitted on the held-out images; for EMP and explicit ensembles."""
+    assert run.q is not None
+    if not any(isinstance(factor.family, EMP | Ensemble) for factor in run.q.factors):
         return None
+    held = run.load_own("holdout")
     assert held.labels is not None
-    device = inputs.device
-    fit = _standard(held.images, module, device)
-    generator = Generator(device).manual_seed(stream(seed, 0x57AC))
-    fitted = stack(net, fit.split(BATCH), held.labels, draws, generator)
+    fit = standardised(run, held.images.float() / 255)
+    generator = Generator(inputs.device).manual_seed(stream(seed, 0x57AC))
+    fitted = stack(run.q, fit.split(BATCH), held.labels, draws, generator)
     prediction = fitted.predict(inputs.split(BATCH))
     return {**scores(prediction.mean, labels.cpu()), "weights": fitted.weights.tolist()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import checkpoint
-from byov.train.config import from_dict, to_dict
+from byov.train.config import flatten, to_dict
 from byov.train.loop import Loop, Task, make_fabric
 
 FREE = {
@@ -35,23 +35,20 @@ def claim(run: Path, recipe: Any, resume: bool) -> bool:
     if not above.is_dir():
         raise FileExistsError(f"{above} is a file, and a run needs a folder.")
     if exists:
-        then = from_dict(type(recipe), checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"])
-        before, now = (
-            _flat(to_dict(then)),
-            _flat(to_dict(recipe)),
-        )  # what a setting was before there was one: its default
-        changed = [key for key in now if key not in FREE and now[key] != before.get(key)]
+        changed = difference(recipe, checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"])
         if changed:
-            key = changed[0]
-            raise ValueError(f"The run was started with {key} = {before.get(key)!r}, not {now[key]!r}.")
+            raise ValueError(f"The run was started with {changed}.")
     return exists
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE) -> str:
+    """Name the first setting, but for the `free` ones, in which a run's config differs from a recipe; "" if none.
+
+    A setting that the config lacks, since it is older, had its default.
+    """
+    before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
+    changed = (key for key in now if key not in free and now[key] != before.get(key))
+    return next((f"{key} = {before.get(key)!r}, not {now[key]!r}" for key in changed), "")
 
 
 def execute(

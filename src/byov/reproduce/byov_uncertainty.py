@@ -1,0 +1,158 @@
+"""BYOV, Figures 1b, 5 and 7, about what draws tell; and beside them a comparison of ours with people's disagreement.
+
+Figure 1b: both models are trained with the same β from 0 to its end, as in the paper; BYOV is read through a linear
+probe fitted under draws. The paper does not say which number an image's predictive std is: here √Σ_c σ_c² over the
+classes. The first panel is the paper's; the second has logarithms, since on easy images the std spans several orders
+of magnitude.
+
+People: about 50 of them named each of CIFAR-10's test images (CIFAR-10H), and the entropy of their votes is what
+uncertainty is ranked against. We know of no published comparison of this kind for self-supervised posteriors.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from byov.evaluation.alignment import read_alignment
+from byov.evaluation.convergence import Convergence
+from byov.evaluation.explore import SEVERITY, explore
+from byov.evaluation.humans import MEASURES, HumanAgreement
+from byov.evaluation.noise import NoiseVariance
+from byov.report.figures import EXPLORED
+from byov.reproduce.byov_runs import about, byol_run, byov_run, opened, pretrained, supervised, supervised_twin
+from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
+from byov.runs import Run
+
+ALIGNED_DRAWS: dict[Scale, int] = {"quick": 200, "full": 1000}
+CONVERGENCE_LIMIT: dict[Scale, int | None] = {"quick": None, "full": 10_000}
+CONVERGENCE_DRAWS, BOOTSTRAPS = 50, 50
+NOISE_DRAWS = 50
+HUMAN_DRAWS: dict[Scale, int] = {"quick": 30, "full": 100}
+HUMAN_LIMITS: dict[Scale, dict[str, int | None]] = {
+    "quick": {"limit": 2000, "train_limit": 5000},
+    "full": {"limit": None, "train_limit": None},
+}
+
+
+def _explored(context: Context, item: str, protocol: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
+    """Return the numbers of an item of `byov explore`, kept between calls."""
+    return context.kept(item, protocol, partial(explore, item, runs, BOOTSTRAPS))
+
+
+def _told(value: float, error: float, positive: str = "positive", negative: str = "negative") -> str:
+    if abs(value) <= 3 * error:
+        return "not told from 0"
+    return positive if value > 0 else negative
+
+
+@experiment("byov/figure1b", "Predictive standard deviation: supervised BBB against BYOV")
+def figure1b(context: Context) -> Outcome:
+    """Compare the two image by image: correlations, a Gaussian fit and a kernel density."""
+    draws = ALIGNED_DRAWS[context.scale]
+    pair = {"BYOV": byov_run(context), "supervised BBB": supervised_twin(context)}
+    runs = opened(context, pair, limit=None, samples=draws)
+    protocol = {"draws": draws, "runs": {run.name: about(run) for run in runs}}
+    part = _explored(context, "alignment", protocol, runs)
+    linear, log = (read_alignment(values) for values in part["alignment"])
+    found = {"": linear, " of logarithms": log}
+    comparisons = []
+    for words, a in found.items():
+        told = _told(a.pearson, a.pearson_error, "positive, as in the paper")
+        comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, told))
+    told = "positive" if log.spearman > 3 * log.spearman_error else "not told from 0"
+    comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, told))
+    for words, a in found.items():
+        share = a.fit.coverage["0.5"]
+        verdict = "as a Gaussian" if abs(share - 0.5) < 0.1 else "not a Gaussian"
+        comparisons.append(Comparison(f"share in the Gaussian's 50 % ellipse{words}", share, 0.5, None, verdict))
+    note = (
+        f"{len(linear.first):,} test images, {draws} draws (the paper: 50,000 and 1000). The paper gives"
+        " no correlation; 0.5 is what a Gaussian has."
+    )
+    data = {"protocol": protocol, "alignment": part["alignment"]}
+    return Outcome(data, comparisons, EXPLORED["alignment"]({**part, **_PAIR}), note)
+
+
+_PAIR = {"first": "BYOV", "second": "supervised BBB"}
+
+
+@experiment("byov/figure5", "Predictive mean and deviation over the number of draws, by augmentation")
+def figure5(context: Context) -> Outcome:
+    """Show how the predictive distribution settles as draws are added, on clean and on augmented images."""
+    limit = CONVERGENCE_LIMIT[context.scale]
+    runs = opened(context, {"BYOV": byov_run(context)}, limit, samples=CONVERGENCE_DRAWS)
+    settings = {"samples": CONVERGENCE_DRAWS, "bootstraps": BOOTSTRAPS, "limit": limit}
+    protocol = {**settings, "severity": SEVERITY, "run": about(runs[0])}
+    part = _explored(context, "convergence", protocol, runs)
+    found = {shift: Convergence(**values) for shift, values in part["BYOV"].items()}
+    clean = found["clean"]
+    fall, ideal = clean.image_spread[-1] / clean.image_spread[0], 50**-0.5
+    drift = max(abs(c.mean[-1] - c.mean[0]) for c in found.values())
+    most = max(c.mean_spread[0] for c in found.values())
+    settled = next(k for k, s in zip(clean.draws, clean.std, strict=True) if s > 0.9 * clean.std[-1])
+    falls = "falls to 0 as 1/√K" if abs(fall / ideal - 1) < 0.25 else "does not fall as 1/√K"
+    stable = "stable, as in the paper" if drift < 2 * most else "drifts"
+    comparisons = [
+        Comparison("spread of an image's mean, 50 draws to one", fall, ideal, None, falls),
+        Comparison("largest drift of the expectation from 1 to 50 draws", drift, None, most, stable),
+        Comparison("draws after which the predictive std is within 10 %", settled),
+    ]
+    note = "1/√50 is what independent draws give; the paper shows lines and gives no numbers. One seed."
+    return Outcome({"protocol": protocol, "convergence": part}, comparisons, EXPLORED["convergence"](part), note)
+
+
+@experiment("byov/figure7", "Variance after encoder, projector and predictor under Gaussian noise")
+def figure7(context: Context) -> Outcome:
+    """Compare the variance of the parts with each other, and with its size and spread under growing noise."""
+    runs = opened(context, {"BYOV": byov_run(context)}, samples=NOISE_DRAWS)
+    protocol = {"draws": NOISE_DRAWS, "run": about(runs[0])}
+    part = _explored(context, "noise", protocol, runs)
+    found = NoiseVariance(**part["BYOV"])
+    comparisons = []
+    for pair, rank in found.correlation.items():
+        verdict = "positive, as in the paper" if rank > 0.1 else "not positive"
+        comparisons.append(Comparison(f"Spearman: {pair}", rank, verdict=verdict))
+    for stage, by_noise, variation in zip(found.stages, found.variance, found.variation, strict=True):
+        first, last = (sum(values) / len(values) for values in (by_noise[0], by_noise[-1]))
+        grows = "grows, as in the paper" if last > first else "shrinks"
+        comparisons.append(Comparison(f"variance after {stage}, most noise to none", last / first, verdict=grows))
+        ratio = variation[-1] / variation[0]
+        tighter = "concentrates, as in the paper" if ratio < 1 else "does not concentrate"
+        comparisons.append(Comparison(f"relative deviation after {stage}, likewise", ratio, verdict=tighter))
+    note = f"{len(found.variance[0][0])} test images, noise up to {found.noise[-1]:g} of the pixels' range. One seed."
+    return Outcome({"protocol": protocol, "noise": part}, comparisons, EXPLORED["noise"](part), note)
+
+
+@experiment("byov/humans", "Uncertainty beside people's disagreement on CIFAR-10: BYOL, BYOV and supervised")
+def humans(context: Context) -> Outcome:
+    """Rank each model's uncertainty against the entropy of people's votes, side by side."""
+    draws = HUMAN_DRAWS[context.scale]
+    runs = opened(context, _cifar10(context), samples=draws, **HUMAN_LIMITS[context.scale])
+    protocol = {"draws": draws, "runs": {run.name: about(run) for run in runs}}
+    part = _explored(context, "humans", protocol, runs)
+    found = {name: HumanAgreement(**values) for name, values in part.items()}
+    comparisons = []
+    for name, agreement in found.items():
+        comparisons.append(Comparison(f"{name}: accuracy", agreement.accuracy))
+        for measure, (value, error) in agreement.spearman.items():
+            told = "unsure where people are" if value > 3 * error else "not told from 0"
+            comparisons.append(Comparison(f"{name}: Spearman, {MEASURES[measure]}", value, None, error, told))
+    some = next(iter(found.values()))
+    note = (
+        f"{some.images:,} test images, {100 * some.contested:.1f} % contested (a fifth of people or more name another"
+        " class). One seed; errors are bootstraps over images."
+    )
+    return Outcome({"protocol": protocol, "humans": part}, comparisons, EXPLORED["humans"](part), note)
+
+
+def _cifar10(context: Context) -> dict[str, Path]:
+    """Return runs on CIFAR-10; at scale quick on a part of it, in few pixels."""
+    if context.scale == "full" or context.runs:
+        return {"BYOL": byol_run(context), "BYOV": byov_run(context), "supervised BBB": supervised(context)}
+    return {
+        "BYOL": pretrained(context, "cifar_byol", recipe="cifar10_small_byol"),
+        "BYOV": pretrained(context, "cifar_byov", recipe="cifar10_small_byov"),
+        "supervised BBB": supervised(context, "cifar_supervised", recipe="cifar10_small_train"),
+    }

@@ -1,0 +1,87 @@
+"""The recipes that experiments train by, and their runs: trained once, resumed where they stopped, found again after.
+
+load(Pretrain, "digits_byov", "train.epochs=5")     recipes/digits_byov.toml with a setting of one's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import byov
+from byov.device import choose_device
+from byov.reproduce.experiment import Context, OutOfTime
+from byov.runs import CHECKPOINT, read_header
+from byov.ssl import pretrain
+from byov.ssl.pretrain import Pretrain
+from byov.train import supervised
+from byov.train.config import flatten, load_config
+from byov.train.run import FREE, difference
+from byov.train.supervised import Supervised
+
+T = TypeVar("T", Pretrain, Supervised)
+
+PLACE = {"train.accelerator", "train.devices", *FREE}
+"""Settings that say where a run was trained: they do not make it another one."""
+
+
+def find(name: str) -> Path:
+    """Return the file of a recipe: in the package, where it was installed from a wheel, or in the repository."""
+    package = Path(byov.__file__).parent
+    for folder in (package / "recipes", package.parents[1] / "recipes"):
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    raise FileNotFoundError(f"There is no recipes/{name}.toml: install byov from its wheel, or run it from a clone.")
+
+
+def load(kind: type[T], name: str, *changes: str) -> T:
+    """Load a recipe of the repository with changes such as "train.epochs=5" on top."""
+    return load_config(kind, find(name), changes)
+
+
+def load_here(context: Context, kind: type[T], name: str, *changes: str) -> T:
+    """Load a recipe for a context: with its seed, device and data folder, and its changes last."""
+    place = [f"train.accelerator={choose_device(context.device).type}", "train.devices=1"]
+    place += [] if context.root is None else [f"data.root={context.root}"]
+    return load(kind, name, f"train.seed={context.seed}", *place, *changes, *context.changes)
+
+
+def runs_folder(context: Context) -> Path:
+    """Return the folder of the runs that all experiments of a paper share."""
+    return context.out.parent / "runs" / context.scale
+
+
+def trained(context: Context, name: str, recipe: Pretrain | Supervised) -> Path:
+    """Return the folder of a recipe's finished run; train it, or go on training, where need be.
+
+    Raises:
+        OutOfTime: where the context's time is up before the run is finished.
+        ValueError: where the folder holds a run of another recipe.
+    """
+    run = runs_folder(context) / f"{name}_seed{recipe.train.seed}"
+    exists = (run / CHECKPOINT).exists()
+    if exists:
+        header = read_header(run)
+        if changed := difference(recipe, header.config, PLACE):
+            raise ValueError(f"{run} was trained with {changed}: remove it, or choose another folder for the results.")
+        if header.finished:
+            return run
+    context.check_time()
+    recipe = replace(recipe, train=replace(recipe.train, minutes=context.minutes_left))
+    start: Any = pretrain.start if isinstance(recipe, Pretrain) else supervised.start
+    if not start(recipe, run, exists):
+        raise OutOfTime(f"{run} is not finished.")
+    return run
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return what a run was trained by: its recipe by dotted key, and its "kind"."""
+    header = read_header(run)
+    return {**flatten(header.config), "kind": header.kind}
+
+
+def matches(settings: dict[str, Any], recipe: dict[str, Any], keys: Iterable[str]) -> bool:
+    """Tell whether a run has a recipe's settings at some keys."""
+    return all(settings.get(key) == recipe[key] for key in keys)
