@@ -11,9 +11,8 @@ import argparse
 import json
 from statistics import mean, stdev
 
-from digits import ROOT, SEEDS, byov, summarise
-
 from byov.pruning.figure import draw_curves
+from digits import ROOT, SEEDS, byov, summarise
 
 SETTINGS = ("train.epochs=55", "train.warmup=6")
 READ = ("--shift", "augmentations", "--severities", "1,3,5", "--samples", "20", "--batch-size", "2500")

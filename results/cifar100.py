@@ -19,10 +19,11 @@ from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 
+from byov.reproduce.results import run as execute
+
 from byov.device import choose_device
 from byov.reproduce.experiment import Context, discover
 from byov.reproduce.patching_runs import COMMON, EPOCHS, FEWER, METHODS, folder, is_read, reading, seeds, trained
-from byov.reproduce.results import run as execute
 from byov.train import checkpoint
 
 READING = 2.0

@@ -44,8 +44,7 @@ def command(
 
     Example: byov report runs/byol runs/byov --out report.html
     """
-    from rich.console import Console
-
+    from byov.commands.console import progress, show
     from byov.device import choose_device
     from byov.evaluation.images import SHIFTS, parse_severities
     from byov.files import check_out
@@ -63,11 +62,9 @@ def command(
     place = choose_device(device)
     reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place)
     request = Request(reading, shift, parse_severities(severities))
-    tree = report(runs, out, request, compute, renew, cache, title)
-    console = Console()
-    console.print(tree["verdict"]["question"], style="bold", markup=False, highlight=False, soft_wrap=True)
-    console.print(tree["verdict"]["answer"], markup=False, highlight=False, soft_wrap=True)
+    with progress() as advance:
+        tree = report(runs, out, request, compute, renew, cache, title, advance=advance)
+    show(tree["verdict"]["question"], tree["verdict"]["answer"])
     for comparison in tree["verdict"]["comparisons"][:1]:
-        for sentence in comparison["sentences"]:
-            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{out}: {out.stat().st_size / 1e3:,.0f} kB", markup=False, highlight=False, soft_wrap=True)
+        show(*comparison["sentences"])
+    show(f"{out}: {out.stat().st_size / 1e3:,.0f} kB")

@@ -28,8 +28,8 @@ from byov.pruning import Block, prune, prune_gradually, prune_groups, save_spars
 from byov.pruning.unstructured import By, Scope, check
 from byov.runs import Classifier, Reading, Run, open_run
 from byov.runs.header import checkpoint_of
-from byov.ssl.features import features
 from byov.ssl.classifiers import LinearProbe, linear_probe
+from byov.ssl.features import features
 from byov.ssl.probe import ProbeSettings
 from byov.train.fine_tuning import FineTune
 

@@ -5,29 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 import byov
 from byov.data.shift import Shift
 from byov.evaluation import results
 from byov.evaluation.convergence import score_convergence
-from byov.evaluation.gallery import Shown, certain_first, confident_mistakes, show
 from byov.evaluation.images import shifts_for
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
 from byov.evaluation.rows import CLEAN, Row, evaluate, plan
-from byov.evaluation.scores import conventions, headline
+from byov.evaluation.scores import headline
 from byov.evaluation.summary import READINGS
 from byov.files import write_json
 from byov.prediction import Prediction
-from byov.report.drawing import data_uri
+from byov.report.figures import gallery_entries
 from byov.report.sources import ReportedRun, finite
 from byov.runs import CHECKPOINT, Reading, Run, open_run
 from byov.ssl.probe import ProbeSettings
@@ -36,14 +33,15 @@ KIND = "byov report"
 FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 """The shifts of a report, unless others are requested: those of the demo."""
 SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-SHOWN = 12
-"""Images of each kind in the gallery."""
-KEYED = ("samples", "limit", "split", "seed", "fit_samples")
-"""What every cache names of a reading; older files name nothing else."""
+KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", "device", "batch_size")
+"""What a cached part always names of its reading, as older files do, and never; other settings only if unusual."""
 CHOSEN = ("shift", "shifts", "severities", "left_out", "conventions")
 """What two protocols may differ in whose rows are the same where both have them."""
 NOTHING: dict[str, Any] = {"none": True}
 """A part that a model without a posterior does not have: kept too, so that it is not looked for again."""
+
+Advance = Callable[[str, int, int], Any]
+"""Is told what is being measured, the steps done, and all of them."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,8 @@ class Request:
 
     def key(self, checkpoint: str) -> dict[str, Any]:
         """Return what every cached part depends on: the weights, this request, and how a probe is fitted."""
-        usual = Reading()
-        asked = {each.name: getattr(self.reading, each.name) for each in fields(Reading)}
-        free = ("root", "device", "batch_size")
-        named = {k: v for k, v in asked.items() if k in KEYED or (k not in free and v != getattr(usual, k))}
+        usual, asked = asdict(Reading()), asdict(self.reading)
+        named = {k: v for k, v in asked.items() if k in KEYED or (k not in UNKEYED and v != usual[k])}
         own = {"shift": self.shift, "severities": list(self.severities), "bins": self.bins}
         return {"checkpoint": checkpoint, **named, **own, "byov": byov.__version__, "probe": asdict(ProbeSettings())}
 
@@ -84,10 +80,10 @@ class Cache:
             return None
 
     def put(self, part: str, result: Any) -> Any:
-        result = finite(result)
-        path = self.folder / f"{part}.json"
-        write_json(path, {"kind": KIND, "part": part, "protocol": self.key, "result": result})
-        return json.loads(json.dumps(result))
+        """Keep a part, and return it as a later `get` will."""
+        content = {"kind": KIND, "part": part, "protocol": self.key, "result": finite(result)}
+        write_json(self.folder / f"{part}.json", content)
+        return json.loads(json.dumps(content["result"]))
 
 
 def collect(
@@ -96,6 +92,7 @@ def collect(
     compute: bool = True,
     renew: bool = False,
     cache: Path | None = None,
+    advance: Advance | None = None,
 ) -> None:
     """Fill in the parts of each run that has a checkpoint.
 
@@ -105,18 +102,16 @@ def collect(
         compute: measure what is missing; False takes only what has been recorded.
         renew: measure again what has been recorded.
         cache: a folder for the parts of all runs, instead of RUN/report.
+        advance: told how far it is.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        present = [run for run in runs if run.header is not None]
-        for run in bar.track(present, description="runs"):
-            assert run.header is not None
+    for run in runs:
+        if run.header is not None:
             file = run.header.file
             checkpoint = file_digest(file)
             own = "report" if file.name == CHECKPOINT else f"report_{file.stem}"
             folder = file.parent / own if cache is None else cache / checkpoint
-            Collector(run, request, Cache(folder, request.key(checkpoint)), compute, renew, bar).fill()
+            kept = Cache(folder, request.key(checkpoint))
+            Collector(run, request, kept, compute, renew, advance or (lambda *_: None)).fill()
 
 
 def file_digest(path: Path) -> str:
@@ -125,23 +120,22 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
+@dataclass
 class Collector:
     """Collects the parts of one run, which is opened only when one of them is missing: a second report is instant."""
 
-    def __init__(
-        self, run: ReportedRun, request: Request, cache: Cache, compute: bool, renew: bool, bar: Progress
-    ) -> None:
-        self.run, self.request, self.cache, self.bar = run, request, cache, bar
-        self.compute, self.renew = compute, renew
+    run: ReportedRun
+    request: Request
+    cache: Cache
+    compute: bool
+    renew: bool
+    advance: Advance
 
     @cached_property
     def opened(self) -> Run:
         assert self.run.header is not None
-        reading = self.request.reading
-        root = reading.root or self.run.config.get("data", {}).get("root")
-        opened = open_run(self.run.header.file, replace(reading, root=root), self.run.name)
-        opened.check(opened.images)
-        return opened
+        root = self.request.reading.root or self.run.config.get("data", {}).get("root")
+        return open_run(self.run.header.file, replace(self.request.reading, root=root), self.run.name)
 
     def fill(self) -> None:
         """Set the run's parts and, unless a file of its scores was given, its evaluation."""
@@ -172,10 +166,9 @@ class Collector:
         """Return a part that was kept or, if it may be computed, what `make` gives, which is kept then."""
         found = None if self.renew else self.cache.get(name)
         if found is None and compute:
-            task = self.bar.add_task(f"{name} of {self.run.name}", total=1)
+            self.advance(f"{name} of {self.run.name}", 0, 1)
             made = make(self.opened, self.request)
             found = self.cache.put(name, NOTHING if made is None else made)
-            self.bar.remove_task(task)
         return found
 
     def _recorded(self) -> list[dict[str, Any]]:
@@ -193,31 +186,31 @@ class Collector:
 
     def _evaluate(self, before: dict[str, Any] | None) -> dict[str, Any]:
         """Evaluate the rows that neither an interrupted report nor a file in the run's folder has."""
-        run, request = self.opened, self.request
+        run, request, reading = self.opened, self.request, self.opened.reading
         shifts, left_out = requested_shifts(run, request)
         severities = request.severities if shifts else ()
         wanted = plan(shifts, severities)
-        content = before or self._begin(wanted, protocol(run, request, shifts, left_out))
-        known = [Row(**row) for row in content["rows"]]
-        task = self.bar.add_task(f"scores of {run.name}", total=len(wanted), completed=len(known))
+        kind = "augmentations" if request.shift == "few" else request.shift
+        protocol = results.evaluation_protocol(run, kind, shifts, left_out, severities, request.bins)
+        content = before or self._begin(wanted, protocol)
 
         def observe(row: Row, predictions: Sequence[Prediction]) -> None:
             content["rows"].append(asdict(row))
             content["images"][_key(row.key)] = records(predictions, run.labels)
             self.cache.put("evaluation", content)
-            self.bar.advance(task)
+            self.advance(f"scores of {run.name}", len(content["rows"]), len(wanted))
 
-        reading = run.reading
-        rows = evaluate(
-            run.predictor, run.images.images, run.labels, shifts, severities, reading.samples, bins=request.bins,
-            seed=reading.seed, device=reading.device, known=known, observe=observe,
-        )  # fmt: skip
+        self.advance(f"scores of {run.name}", len(content["rows"]), len(wanted))
+        known = [Row(**row) for row in content["rows"]]
+        options: dict[str, Any] = {"bins": request.bins, "seed": reading.seed, "device": reading.device, "known": known}
+        images, labels, samples = run.images.images, run.labels, reading.samples
+        rows = evaluate(run.predictor, images, labels, shifts, severities, samples, observe=observe, **options)
         content["rows"] = [asdict(row) for row in rows]
-        if not all(_key(key) in content["images"] for key in wanted):  # some shifts are no sample of all of them
-            content["images"] = clean_images(run, request)
-        content["finished"] = True
-        self.bar.remove_task(task)
-        return self.cache.put("evaluation", content)
+        missing = [key for key in wanted if _key(key) not in content["images"]]
+        if missing:  # where a file had the rows; some of the shifts do not stand for all of them
+            shifted = content["images"] if missing == [(CLEAN, 0)] else {}
+            content["images"] = {**clean_images(run, request), **shifted}
+        return self.cache.put("evaluation", {**content, "finished": True})
 
     def _begin(self, wanted: Sequence[tuple[str, int]], protocol: dict[str, Any]) -> dict[str, Any]:
         """Start an evaluation with the rows that a file in the run's folder has, found by the same protocol."""
@@ -228,8 +221,8 @@ class Collector:
             rows = [asdict(row) for row in found["rows"] if row.key in wanted]
             if rows and not results.difference(theirs, ours):
                 told = f"Scores of {self.run.name} are those in its {found['file']}"
-                note = f"{told}, which does not record each shifted image; --renew measures them again."
-                return {**content, "rows": rows, "note": note}
+                note = f"{told}, which records no single image; --renew measures them again."
+                return {**content, "rows": rows, "note": note if len(rows) > 1 else ""}
         return content
 
 
@@ -239,22 +232,6 @@ def requested_shifts(run: Run, request: Request) -> tuple[dict[str, Shift], dict
         return shifts_for(request.shift, run.images)
     found, left_out = shifts_for("augmentations", run.images)
     return {n: s for n, s in found.items() if n in FEW}, {n: why for n, why in left_out.items() if n in FEW}
-
-
-def protocol(run: Run, request: Request, shifts: dict[str, Shift], left_out: dict[str, str]) -> dict[str, Any]:
-    """Return the protocol of the rows, in the words of `byov evaluate`."""
-    return {
-        "seed": run.reading.seed,
-        "samples": run.reading.samples if run.posterior else None,
-        "strategy": run.reading.strategy,
-        "bins": request.bins,
-        "shift": "augmentations" if request.shift == "few" else request.shift,
-        "severities": list(request.severities) if shifts else [],
-        "shifts": list(shifts),
-        "left_out": left_out,
-        "conventions": conventions(request.bins),
-        **run.protocol(),
-    }
 
 
 # What is measured beside the scores
@@ -286,34 +263,8 @@ def records(predictions: Sequence[Prediction], labels: Tensor) -> dict[str, Any]
 
 
 def gallery(run: Run, request: Request) -> dict[str, Any]:
-    """Return the images it is most and least certain of, by entropy, and its most confident mistakes, as pictures."""
-    prediction, data, labels = run.prediction, run.images, run.labels.cpu()
-    assert prediction.entropy is not None
-    assert prediction.mutual_information is not None
-    probs, entropy, information = (
-        x.cpu() for x in (prediction.mean, prediction.entropy, prediction.mutual_information)
-    )
-    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
-
-    def entry(shown: Shown) -> dict[str, Any]:
-        i = shown.index
-        return {
-            "index": i,
-            "label": shown.label,
-            "predicted": shown.predicted,
-            "correct": shown.label == shown.predicted,
-            "confidence": round(float(probs[i].max()), 4),
-            "entropy": round(float(entropy[i]), 4),
-            "mutual_information": round(float(information[i]), 4),
-            "image": data_uri(shown.array()),
-        }
-
-    picked = {"certain": order, "uncertain": order.flip(0), "mistakes": mistakes}
-    found: dict[str, Any] = {"reading": "under_draws" if run.posterior else "at_mean"}
-    for name, places in picked.items():
-        shown = show(data.images, labels, data.class_names, probs, entropy, places[:SHOWN])
-        found[name] = [entry(each) for each in shown]
-    return {**found, "wrong": len(mistakes), "images": len(data)}
+    """Return the images it is most and least certain of, and its most confident mistakes, as pictures."""
+    return {"reading": "under_draws" if run.posterior else "at_mean", **gallery_entries(run.images, run.prediction)}
 
 
 def convergence(run: Run, request: Request) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from byov.evaluation.rows import CLEAN
 from byov.evaluation.summary import summarise
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
 from byov.report.groups import Group, row_score
-from byov.report.intervals import mean_error, wilson
+from byov.report.intervals import estimate, wilson
 from byov.report.sources import ReportedRun, Sources, finite, thinned
 from byov.report.verdict import verdict
 from byov.train.config import flatten
@@ -30,11 +30,12 @@ METRICS: dict[str, tuple[str, str, bool]] = {
     "fpr95_entropy": ("FPR at 95 % by entropy", "%", False),
 }
 """Score → its name, its unit, and whether more is better."""
+ALL = "all shifts"
 CURVES = ("ssl", "cross_entropy", "loss", "kl", "beta", "accuracy", "sigma", "snr", "spread", "lr")
 
 
 def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
-    """The whole tree."""
+    """Return the whole tree."""
     series = [
         {"id": f"{i}/{reading}", "group": i, "reading": reading, "label": _series_label(group, reading)}
         for i, group in enumerate(groups)
@@ -55,15 +56,8 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "config": config(groups),
         "protocol": protocols(groups),
     }
-    told = [
-        {
-            "label": group.label,
-            "posterior": group.posterior,
-            "runs": [run.name for run in group.runs],
-            "seeds": [run.seed for run in group.runs],
-        }
-        for group in groups
-    ]
+    names = [{"runs": [run.name for run in g.runs], "seeds": [run.seed for run in g.runs]} for g in groups]
+    told = [{"label": g.label, "posterior": g.posterior, **each} for g, each in zip(groups, names, strict=True)]
     notes = [note for run in sources.runs for note in run.notes]
     return finite({"byov": byov.__version__, "groups": told, "series": series, "notes": notes, **sections})
 
@@ -75,35 +69,27 @@ def _series_label(group: Group, reading: str) -> str:
 
 
 def numbers(groups: Sequence[Group]) -> dict[str, Any]:
-    """Means and standard errors by group and reading, and every run by itself."""
+    """Return means and standard errors by group and reading, and every run by itself."""
     rows, runs = [], []
     for i, group in enumerate(groups):
         for reading in group.readings:
-            scores = {
-                f"{name}/{where}": dict(zip(("value", "error"), mean_error(values), strict=True))
-                for name in METRICS
-                for where in ("clean", "shifted")
-                if (values := group.values(name, reading, where == "clean"))
-            }
+            series = f"{i}/{reading}"
+            scores = {key: estimate(values) for key, values in _scores(group, reading).items()}
             if scores:
-                rows.append({"series": f"{i}/{reading}", "seeds": len(group.evaluated), "scores": scores})
+                rows.append({"series": series, "seeds": len(group.evaluated), "scores": scores})
             for run in group.runs:
-                runs.append(
-                    {"run": run.name, "seed": run.seed, "series": f"{i}/{reading}", **_run_scores(run, reading)}
-                )
-    probes = [{"run": run.name, **(run.probe or {})} for group in groups for run in group.runs if run.probe]
-    return {"rows": rows, "runs": [row for row in runs if row["scores"]], "probes": probes}
+                own = {key: values[0] for key, values in _scores(Group("", [run]), reading).items()}
+                if own:
+                    runs.append({"run": run.name, "seed": run.seed, "series": series, "scores": own})
+    probes = [{"run": run.name, **run.probe} for group in groups for run in group.runs if run.probe]
+    return {"rows": rows, "runs": runs, "probes": probes}
 
 
-def _run_scores(run: ReportedRun, reading: str) -> dict[str, Any]:
-    one = Group("", [run])
-    found = {}
-    for name in METRICS:
-        for where in ("clean", "shifted"):
-            values = one.values(name, reading, where == "clean") if run.evaluation is not None else []
-            if values:
-                found[f"{name}/{where}"] = values[0]
-    return {"scores": found}
+def _scores(group: Group, reading: str) -> dict[str, list[float]]:
+    """Return each score of each run, by "ece/clean" and the like."""
+    conditions = [(name, where) for name in METRICS for where in ("clean", "shifted")]
+    found = {f"{name}/{where}": group.values(name, reading, where == "clean") for name, where in conditions}
+    return {key: values for key, values in found.items() if values}
 
 
 def calibration(groups: Sequence[Group]) -> dict[str, Any]:
@@ -136,47 +122,42 @@ def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
 
 
 def ood(groups: Sequence[Group]) -> dict[str, Any]:
-    """Each score by shift and severity ("mean" and each one), means over the runs of a group."""
+    """Return each score by shift and severity ("mean" and each one), means over the runs of a group."""
+    cells: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
     shifts: dict[str, None] = {}
     severities: set[int] = set()
-    values: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for i, group in enumerate(groups):
-        for reading in group.readings:
-            cells: dict[tuple[str, str, str], list[float]] = {}
-            for run in group.evaluated:
-                assert run.evaluation is not None
-                rows = run.evaluation["rows"]
-                means = summarise(rows)
-                for row in [*rows, *means]:
-                    shift = "all shifts" if row.severity == 0 and row.shift == "mean" else row.shift
-                    severity = "mean" if row.severity == 0 else str(row.severity)
-                    shifts.setdefault(shift)
-                    severities |= {row.severity} - {0}
-                    for name in METRICS:
-                        value = row_score(row, reading, name)
-                        if value is not None:
-                            cells.setdefault((name, shift, severity), []).append(value)
-            for (name, shift, severity), each in cells.items():
-                place = values.setdefault(f"{i}/{reading}", {}).setdefault(name, {}).setdefault(shift, {})
-                place[severity] = sum(each) / len(each)
-    order = [name for name in shifts if name not in (CLEAN, "all shifts")]
-    order = [*([CLEAN] if CLEAN in shifts else []), *order, *(["all shifts"] if "all shifts" in shifts else [])]
+        for reading, run in ((reading, run) for reading in group.readings for run in group.evaluated):
+            for row in [*run.rows, *summarise(run.rows)]:
+                shift = ALL if row.key == ("mean", 0) else row.shift
+                severity = "mean" if row.severity == 0 else str(row.severity)
+                shifts.setdefault(shift)
+                severities |= {row.severity} - {0}
+                for name in METRICS:
+                    value = row_score(row, reading, name)
+                    if value is not None:
+                        place = cells.setdefault(f"{i}/{reading}", {}).setdefault(name, {}).setdefault(shift, {})
+                        place.setdefault(severity, []).append(value)
+    if not cells:
+        return {}
+    order = sorted(shifts, key=lambda name: (name != CLEAN, name == ALL))  # stable
     metrics = {name: {"name": words, "unit": unit, "more": more} for name, (words, unit, more) in METRICS.items()}
-    return {"shifts": order, "severities": sorted(severities), "metrics": metrics, "values": values} if values else {}
+    return {"shifts": order, "severities": sorted(severities), "metrics": metrics, "values": _means(cells)}
+
+
+def _means(tree: Any) -> Any:
+    """Return a tree with the mean of each of its lists."""
+    return {key: _means(value) for key, value in tree.items()} if isinstance(tree, dict) else sum(tree) / len(tree)
 
 
 def _each(groups: Sequence[Group], part: str) -> list[dict[str, Any]]:
-    """A part of the first run of each group that has it."""
-    found = []
-    for i, group in enumerate(groups):
-        run = next((run for run in group.runs if part in run.parts), None)
-        if run is not None:
-            found.append({"group": i, "run": run.name, "value": run.parts[part]})
-    return found
+    """Return a part of the first run of each group that has it."""
+    having = [(i, [run for run in group.runs if part in run.parts]) for i, group in enumerate(groups)]
+    return [{"group": i, "run": runs[0].name, "value": runs[0].parts[part]} for i, runs in having if runs]
 
 
 def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The curves of each group's first run, and those of the files of `byov prune`, by the model that they name."""
+    """Return the curves of each group's first run, and those in files of `byov prune`, by the model that they name."""
     found = [{"label": groups[each["group"]].label, **each} for each in _each(groups, "pruning")]
     names = {PurePath(run.name).name: i for i, group in enumerate(groups) for run in group.runs}
     for sweep in sweeps:
@@ -221,7 +202,7 @@ def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
 
 
 def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The log of every run, thinned: by name the epochs and the values."""
+    """Return the log of every run, thinned: by name the epochs and the values."""
     found = []
     for i, group in enumerate(groups):
         for run in group.runs:
@@ -238,7 +219,7 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each file of `byov explore` its figure and its single numbers; of the convergence also its curves."""
+    """Return of each file of `byov explore` its figure and its single numbers; of the convergence also its curves."""
     found = []
     for file in files:
         result = file["result"] if isinstance(file["result"], dict) else {}
@@ -250,16 +231,14 @@ def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def config(groups: Sequence[Group]) -> dict[str, Any]:
-    """Every setting by group, the ones in which they differ first; and how large each network is."""
+    """Return every setting by group, those in which they differ first; and how large each network is."""
     flats = [flatten(group.runs[0].config) for group in groups]
-    keys = list(dict.fromkeys(key for settings in flats for key in settings))
     rows: list[dict[str, Any]] = []
-    for key in keys:
+    for key in dict.fromkeys(key for settings in flats for key in settings):
         values = [settings.get(key) for settings in flats]
         if key == "train.seed":
             values = [[run.seed for run in group.runs] for group in groups]
-        differ = any(value != values[0] for value in values)
-        rows.append({"key": key, "values": values, "differ": differ})
+        rows.append({"key": key, "values": values, "differ": any(value != values[0] for value in values)})
     extra: dict[str, Callable[[ReportedRun], Any]] = {
         "weights": lambda run: run.parts.get("identity", {}).get("weights"),
         "of them random": lambda run: run.parts.get("identity", {}).get("random"),
@@ -273,7 +252,7 @@ def config(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def protocols(groups: Sequence[Group]) -> dict[str, Any]:
-    """What the evaluations agree on, once; what is each one's own, by run."""
+    """Return what the evaluations agree on, once; what is each one's own, by run."""
     evaluated = [run for group in groups for run in group.evaluated]
     flats = {run.name: flatten(run.protocol) for run in evaluated}
     keys = list(dict.fromkeys(key for settings in flats.values() for key in settings))

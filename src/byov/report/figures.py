@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Generator
 
+from byov.data import ImageSet
 from byov.evaluation.alignment import LEVELS, Alignment, read_alignment
 from byov.evaluation.convergence import Convergence
-from byov.evaluation.gallery import Gallery, Shown
+from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mistakes, show
 from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
-from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, log_labels, plain, styled, subscripted
+from byov.prediction import Prediction
+from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -300,6 +302,34 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     axes.set_ylabel({"top1": "top-1 accuracy (%)", "ece": "ECE (%)"}[what])
     axes.set_ylim(bottom=0)
     plain(axes)
+
+
+def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> dict[str, Any]:
+    """Return the `count` images of least and most entropy, and the mistakes of most confidence, as inline pictures."""
+    assert data.labels is not None
+    assert prediction.entropy is not None
+    assert prediction.mutual_information is not None
+    probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
+    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+
+    def entry(shown: Shown) -> dict[str, Any]:
+        i = shown.index
+        return {
+            "index": i,
+            "label": shown.label,
+            "predicted": shown.predicted,
+            "correct": shown.label == shown.predicted,
+            "confidence": round(float(probs[i].max()), 4),
+            "entropy": round(float(entropy[i]), 4),
+            "mutual_information": round(float(prediction.mutual_information[i]), 4),  # type: ignore[index]
+            "image": data_uri(shown.array()),
+        }
+
+    found: dict[str, Any] = {}
+    for name, places in (("certain", order), ("uncertain", order.flip(0)), ("mistakes", mistakes)):
+        shown = show(data.images, labels, data.class_names, probs, entropy, places[:count])
+        found[name] = [entry(each) for each in shown]
+    return {**found, "wrong": len(mistakes), "images": len(data)}
 
 
 def _alignment(result: dict[str, Any]) -> Figure:

@@ -26,14 +26,8 @@ MISSING = {
 """For a section without numbers: why, and the command that makes them."""
 
 
-def missing(section: str) -> dict[str, str]:
-    """The sentence and the command of a section that has nothing to show."""
-    reason, command = MISSING[section]
-    return {"reason": reason, "command": command}
-
-
 def cell(value: Any, unit: str = "", like: float | None = None) -> str:
-    """A score, in per cent where it is a share; with as many decimals as another one, if that is given."""
+    """Write a score, in per cent where it is a share; with as many decimals as another one, if that is given."""
     if value is None:
         return DASH
     factor, digits = _scale(value if like is None else like, unit)
@@ -41,12 +35,12 @@ def cell(value: Any, unit: str = "", like: float | None = None) -> str:
 
 
 def _scale(value: float, unit: str) -> tuple[int, int]:
-    """What to multiply by, and the decimals: one more where a number is small."""
+    """Return what to multiply by, and the decimals: one more where a number is small."""
     return (100, 2) if unit == "%" else (1, 4 if abs(value) < 0.02 else 3)
 
 
 def signed(value: float | None, unit: str = "", like: float | None = None) -> str:
-    """A difference with its sign, and a minus that is one; `like` is as in `cell`."""
+    """Write a difference with its sign, and a minus that is one; `like` is as in `cell`."""
     if value is None:
         return DASH
     factor, digits = _scale(value if like is None else like, unit)
@@ -54,7 +48,7 @@ def signed(value: float | None, unit: str = "", like: float | None = None) -> st
 
 
 def setting(value: Any) -> str:
-    """A setting as a recipe would write it."""
+    """Write a setting as a recipe would write it."""
     if value is None:
         return DASH
     if isinstance(value, str):
@@ -67,5 +61,5 @@ def setting(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A whole number with its thousands apart."""
+    """Write a whole number with its thousands apart."""
     return f"{value:,}" if isinstance(value, int) else DASH if value is None else str(value)

@@ -41,6 +41,11 @@ def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
+def estimate(values: Sequence[float]) -> dict[str, float | None]:
+    """Return the same by name, for the page."""
+    return dict(zip(("value", "error"), mean_error(values), strict=True))
+
+
 def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
     """mean(second) − mean(first), by Welch's t: the seeds of the two have nothing to do with each other.
 

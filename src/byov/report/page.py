@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from byov.report.collect import Request, collect
+from byov.report.collect import Advance, Request, collect
 from byov.report.content import METRICS, content
-from byov.report.formatting import cell, count, missing, setting, signed
+from byov.report.formatting import MISSING, cell, count, setting, signed
 from byov.report.groups import group
 from byov.report.sources import gather
 
@@ -31,24 +31,25 @@ def report(
     renew: bool = False,
     cache: Path | None = None,
     title: str | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = (),
+    advance: Advance | None = None,
 ) -> dict[str, Any]:
     """Read and measure what is named, write the page, and return its numbers.
 
-    `title` and `names` are what the page calls itself and the runs, in the place of their paths; for the other
-    arguments see `collect`.
+    `title` and `names` are what the page calls itself and the runs, instead of their paths; for the other arguments see
+    `collect`.
     """
     sources = gather(paths)
-    for run, name in zip(sources.runs, names or (), strict=False):
+    for run, name in zip(sources.runs, names, strict=False):
         run.name = name
-    collect(sources.runs, request or Request(), compute, renew, cache)
+    collect(sources.runs, request or Request(), compute, renew, cache, advance)
     tree = content(sources, group(sources.runs))
     write(out, render(tree, title))
     return tree
 
 
 def render(tree: dict[str, Any], title: str | None = None) -> str:
-    """The HTML of a tree of numbers; names in it are text, whatever they hold."""
+    """Return the HTML of a tree of numbers; names in it are text, whatever they hold."""
     environment = Environment(
         loader=PackageLoader("byov.report"),
         autoescape=True,
@@ -57,10 +58,12 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"cell": cell, "signed": signed, "setting": setting, "count": count}
-    environment.globals |= {"missing": missing, "METRICS": METRICS}
+    environment.globals |= {"MISSING": MISSING, "METRICS": METRICS}
+    labels = [group["label"] for group in tree["groups"]]
+    usual = " · ".join(labels[:4]) if labels else "Reproduced results"
     html = environment.get_template("page.html").render(
         **tree,
-        title=title or default_title(tree),
+        title=title or usual,
         style=Markup(_asset("style.css")),
         scripts=[Markup(_asset(name)) for name in SCRIPTS],
         data=Markup(as_script(tree)),
@@ -68,28 +71,14 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
     return "\n".join(line for line in html.splitlines() if line.strip()) + "\n"
 
 
-def default_title(tree: dict[str, Any]) -> str:
-    """The models' names, as a tab of the browser shows them."""
-    labels = [group["label"] for group in tree["groups"]]
-    return " · ".join(labels[:4]) if labels else "Reproduced results"
-
-
 def as_script(tree: dict[str, Any]) -> str:
-    """JSON that may stand inside <script>: nothing in it can end the element."""
+    """Return JSON that may stand inside <script>: nothing in it can end the element."""
     text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for mark, code in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        text = text.replace(mark, code)
-    return text
+    return text.translate({ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 
 
 def write(out: Path, html: str) -> None:
-    """The file, whole or not at all."""
+    """Write the page, whole or not at all; refuse one that is too large."""
     size = len(html.encode())
     if size > LIMIT:
         raise ValueError(f"The page would take {size:,} bytes, over {LIMIT:,}: name fewer runs.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from byov.evaluation import results
 from byov.evaluation.pruning import KIND as SWEEP
-from byov.evaluation.rows import CLEAN
+from byov.evaluation.rows import CLEAN, Row
 from byov.report.drawing import figure_uri
 from byov.runs import CHECKPOINT, Header, read_header
 
@@ -48,6 +48,11 @@ class ReportedRun:
     def protocol(self) -> dict[str, Any]:
         """That of its evaluation."""
         return {} if self.evaluation is None else self.evaluation["protocol"]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Those of its evaluation."""
+        return [] if self.evaluation is None else self.evaluation["rows"]
 
     @property
     def posterior(self) -> bool:
