@@ -19,16 +19,16 @@ from torch import Tensor
 
 from byov.data import ImageSet, load
 from byov.data.augmentations import augment
+from byov.evaluation.probing import ProbedRun, probe_run
 from byov.files import write_json
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
 from byov.report.collect import Request
 from byov.report.page import report as make_report
+from byov.report.tables import probes
 from byov.runs import Reading
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
-from byov.ssl.runs import ProbedRun, probe_run
-from byov.ssl.table import probe_table
 from byov.ssl.views import View, Views
 from byov.train.loop import TrainConfig
 
@@ -63,7 +63,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
             console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
             start(settings, folder / name.lower())
             runs[name] = probe_run(folder / name.lower(), samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
-        console.print(probe_table({name: run.result for name, run in runs.items()}))
+        console.print(probes({name: run.result for name, run in runs.items()}))
         shifted = under_shift(runs)
         console.print(shift_table(shifted))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
