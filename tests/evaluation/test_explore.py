@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from byov.exploration.alignment import predictive_std
-from byov.exploration.items import ITEMS
-from byov.exploration.runs import Run, Settings
 
 from byov import cli
+from byov.evaluation.alignment import predictive_std
+from byov.evaluation.explore import explore
+from byov.runs import Reading, open_run
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import start as start_pretraining
 from byov.train.config import load_config
 from byov.train.supervised import Supervised
 from byov.train.supervised import start as start_training
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
 FEW = ("--samples", "3", "--bootstraps", "4", "--limit", "40", "--train-limit", "80", "--device", "cpu")
 
@@ -79,18 +79,19 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
 
 def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
     """Draw by draw, the moments of what `byov.predict` and the probe report; for both kinds of run."""
-    settings = Settings(samples=5, limit=30, train_limit=100)
+    reading = Reading(samples=5, limit=30, train_limit=100)
     for name in ("byov", "bbb"):
-        run = Run(runs / name, name, settings)
-        drawn = run.draws(run.images)
+        run = open_run(runs / name, reading)
+        drawn = run.draws(run.pixels)
         assert drawn.shape == (5, 30, 10)
+        assert run.under_draws is not None
         assert torch.allclose(drawn.mean(0), run.under_draws.mean, atol=1e-6)
         assert torch.allclose(drawn.std(0, correction=0), run.under_draws.std, atol=1e-5)
-        assert torch.equal(run.test.images, run._load("test").images[run.places])
-    first, second = Run(runs / "byov", "a", settings), Run(runs / "bbb", "b", settings)
-    made = ITEMS["alignment"].make([first, second])
-    assert made["alignment"][0]["first"] == pytest.approx(predictive_std(first.under_draws.std).tolist(), rel=1e-5)
-    assert made["alignment"][0]["second"] == pytest.approx(predictive_std(second.under_draws.std).tolist(), rel=1e-5)
+        assert torch.equal(run.images.images, run.load("test").images[run.places])
+    first, second = open_run(runs / "byov", reading), open_run(runs / "bbb", reading)
+    made = explore("alignment", [first, second])
+    assert made["alignment"][0]["first"] == pytest.approx(predictive_std(first.prediction.std).tolist(), rel=1e-5)
+    assert made["alignment"][0]["second"] == pytest.approx(predictive_std(second.prediction.std).tolist(), rel=1e-5)
     correlation = np.corrcoef(made["alignment"][0]["first"], made["alignment"][0]["second"])[0, 1]
     assert made["alignment"][0]["pearson"] == pytest.approx(correlation)
 
