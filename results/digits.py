@@ -10,8 +10,12 @@ import argparse
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
+
+from byov.reproduce.experiment import standard_error
+from byov.runs import read_header
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
@@ -21,39 +25,38 @@ def byov(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "byov", *words], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
-def make(name: str, seed: int, *more: str) -> dict[str, float]:
-    """The numbers of one run, made where they are missing."""
-    run, out = f"runs/digits/{name}_{seed}", f"results/digits/{'tempered/' * bool(more)}{name}_seed{seed}.json"
-    if not (ROOT / out).exists():
-        if not (ROOT / run).exists():
-            byov("pretrain", f"recipes/digits_{name}.toml", "--run", run, "--set", f"train.seed={seed}")
-        byov("evaluate", run, "--shift", "augmentations", "--samples", "30", "--device", "cpu", "--out", out, *more)
-    return summarise(json.loads((ROOT / out).read_text()))
+def make(recipe: str, run: str, out: str, settings: list[str], read: list[str]) -> None:
+    """Pretrain a run, or resume it; evaluate it when it is finished, unless its results are there."""
+    if (ROOT / out).exists():
+        return
+    begun = (ROOT / run / "checkpoint.safetensors").exists()
+    if not begun or not read_header(ROOT / run).finished:
+        words = [word for setting in settings for word in ("--set", setting)]
+        byov("pretrain", f"recipes/{recipe}.toml", "--run", run, *["--resume"] * begun, *words)
+    if read_header(ROOT / run).finished:
+        byov("evaluate", run, "--shift", "augmentations", *read, "--out", out)
 
 
-def summarise(result: dict) -> dict[str, float]:
-    """Clean scores, and the mean over all shifts and severities, at μ and under draws."""
-    numbers: dict[str, float] = {}
-    for reading in ("at_mean", "under_draws"):
-        rows = [row for row in result["rows"] if row.get(reading)]
-        clean = [row[reading] for row in rows if row["shift"] is None or row["shift"] == "clean"]
-        moved = [row[reading] for row in rows if not (row["shift"] is None or row["shift"] == "clean")]
-        if clean:
-            for key in ("top1", "ece", "nll", "reliability"):
-                numbers[f"{reading} {key}"] = clean[0][key]
-                numbers[f"{reading} shifted {key}"] = mean(row[key] for row in moved)
-    return numbers
+def show(label: str, paths: list[str]) -> None:
+    """Print clean scores, and their mean over all shifts and severities, at μ and under draws; mean over files."""
+    files = [json.loads((ROOT / path).read_text())["rows"] for path in paths if (ROOT / path).exists()]
+    for reading, key, shifted in product(("at_mean", "under_draws"), ("top1", "ece", "nll", "reliability"), (0, 1)):
+        chosen = [[r[reading] for r in rows if r.get(reading) and (r["shift"] != "clean") == shifted] for rows in files]
+        if values := [mean(scores[key] for scores in each) for each in chosen if each]:
+            name = f"{label} {reading} {'shifted ' * shifted}{key}"
+            print(f"{name:44} {mean(values):8.4f} ± {standard_error(values) or 0:.4f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--temper", action="store_true", help="each reading with a temperature")
-    more = ["--temper"] * parser.parse_args().temper
-    table = {name: [make(name, seed, *more) for seed in SEEDS] for name in ("byol", "byov")}
-    for name, runs in table.items():
-        for key in runs[0]:
-            values = [run[key] for run in runs]
-            print(f"{name:5} {key:34} {mean(values):8.4f} ± {stdev(values) / len(values) ** 0.5:.4f}")
+    temper = parser.parse_args().temper
+    folder, read = f"results/digits/{'tempered/' * temper}", ["--samples", "30", "--device", "cpu"]
+    for name in ("byol", "byov"):
+        for seed in SEEDS:
+            run, out = f"runs/digits/{name}_{seed}", f"{folder}{name}_seed{seed}.json"
+            make(f"digits_{name}", run, out, [f"train.seed={seed}"], [*read, *["--temper"] * temper])
+        show(name, [f"{folder}{name}_seed{seed}.json" for seed in SEEDS])
 
 
 if __name__ == "__main__":

@@ -151,6 +151,24 @@ def test_how_far_two_histories_end_apart() -> None:
     assert apart(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
 
 
+def test_less_is_better_for_calibration_and_more_for_accuracy() -> None:
+    def scores(**values: float) -> dict[str, list[float]]:
+        return {score: [values.get(score, 0.5), 0.001] for score in byov_figure2.SHOWN}
+
+    byol = scores(top1=0.9, ece=0.05, reliability=0.04)
+    grid = {"normal": {"0.1": scores(top1=0.8, ece=0.02, reliability=0.09), "1": scores(top1=0.7, ece=0.08)}}
+    rows = {row.quantity: row for row in byov_figure2.compare(byol, grid, own=grid["normal"]["0.1"])}
+    for which in ("best", "N(0, I)"):
+        for name, gain, verdict in (
+            ("top-1 %", -10, "worse"),
+            ("ECE %", 3, "better"),
+            ("reliability × 100", -5, "worse"),
+        ):
+            row = rows[f"{which}, {name}: better than BYOL by"]
+            assert row.ours == pytest.approx(gain)
+            assert which == "best" or row.verdict == verdict
+
+
 def test_a_difference_within_its_error_is_not_told() -> None:
     assert byov_figure2.verdict(0.1, 0.1, 2.83) == "no difference told"
     assert byov_figure2.verdict(1.0, 0.1, 2.83) == "as in the paper"

@@ -151,6 +151,15 @@ def test_an_interrupted_one_goes_on(call: Call, calls: list[str], tmp_path: Path
     assert calls == ["first", "first"]  # another protocol
 
 
+def test_minutes_stop_it_and_the_same_command_goes_on(call: Call, calls: list[str], tmp_path: Path) -> None:
+    status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
+    assert (status, calls) == (0, [])
+    assert "Not finished in 0 minutes: own/figure1. The same command goes on" in out
+    assert call("reproduce", "own/figure1", "--minutes", 5)[0] == 0
+    assert calls == ["draws", "figure"]
+    assert "finished before" in call("reproduce", "own/figure1", "--minutes", 0)[1]
+
+
 def test_a_finished_one_is_shown_again_and_not_overwritten(call: Call, calls: list[str], tmp_path: Path) -> None:
     first = call("reproduce", "own/figure1")[1]
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
