@@ -1,4 +1,4 @@
-"""Which device a command means."""
+"""The device that a command's --device names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
+    """Return the device of that name; "auto" is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

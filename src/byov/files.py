@@ -20,7 +20,7 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Written whole or not at all."""
+    """Write `content` whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

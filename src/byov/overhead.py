@@ -1,4 +1,4 @@
-"""What each family costs in parameters, and how many networks it holds: Tables 1 and 3 of the patching paper."""
+"""Count the parameters of each family and the networks it can draw: Tables 1 and 3 of the patching paper."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Row:
 
     @property
     def ensemble_size(self) -> str:
-        """As a power, e.g. 5^21; ∞ for a continuum."""
+        """The effective size as a power, e.g. 5^21; ∞ for a continuum."""
         if self.base is None or self.exponent is None:
             return "∞"
         return f"{self.base}^{self.exponent:,}" if self.exponent > 1 else str(self.base**self.exponent)
 
 
 def overhead(net: nn.Module, k: int = 5, on: str | None = None) -> list[Row]:
-    """The parameters of `net` under every family with K = `k`, the plain network first.
+    """Count the parameters of `net` under every family with K = `k`, the plain network first.
 
     Nothing of K times the network's size is made: each family says what it would learn on the meta device. `net` may
     live there itself.
@@ -93,7 +93,7 @@ def _rules(net: nn.Module, family: Family, place: str) -> Rules:
 
 
 def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:
-    """How many values each assignment Z of equation (1) has, and how many assignments there are."""
+    """Return how many values each assignment Z of equation (1) has, and how many assignments there are."""
     match family:
         case Ensemble():
             return family.k, 1

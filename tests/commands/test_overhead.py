@@ -2,7 +2,8 @@
 
 import json
 import sys
-import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,12 +40,6 @@ def test_table_3_exactly(name: str, plain: int, patched: int, ensemble: int, per
     assert rows["Gaussian", "all"].overhead == 1.0  # Table 1: mean-field Gaussian, 100 %
 
 
-def test_normalisation_layers_alone_are_a_third_of_a_per_cent_of_resnet18() -> None:
-    assert table(build("resnet18", None))["EMP", "norm"].percent == pytest.approx(
-        0.3285, abs=5e-5
-    )  # 100 · 4 · 9600 / N
-
-
 def test_effective_ensemble_sizes_are_exact_powers() -> None:
     # L = 100 layers of H = 100 units: K^L, K^(H² + 2(L−1)H), 2^(input units), 2^(LH²), K.
     mlp = table(build("table3_mlp", None))
@@ -58,30 +53,30 @@ def test_effective_ensemble_sizes_are_exact_powers() -> None:
     assert table(build("resnet18", None))["EMP", "norm+output"].ensemble_size == "5^21"  # 20 BN layers and fc
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.out = nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 11)
-        self.out.weight = self.embed.weight
-
-
 FAMILIES = {
     "Gaussian": lambda k: byov.Gaussian(),
-    "Dropout": lambda k: byov.Dropout(0.1),
-    "DropConnect": lambda k: byov.DropConnect(0.1),
+    "Dropout": lambda k: byov.Dropout(0.5),
+    "DropConnect": lambda k: byov.DropConnect(0.5),
     "EMP": byov.EMP,
     "ECMP": byov.ECMP,
     "Ensemble": byov.Ensemble,
 }
 
 
+def small_net(which: str) -> nn.Module:
+    if which == "tied":
+        net = nn.Sequential(nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 11))
+        net[2].weight = net[0].weight
+    else:
+        net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 3))
+        net[0].requires_grad_(which != "frozen")
+    return net
+
+
 @settings(max_examples=25, deadline=None)
 @given(k=st.integers(2, 7), place=st.sampled_from(PLACES), which=st.sampled_from(["tied", "conv", "frozen"]))
 def test_counts_are_those_of_the_models_that_bayesianize_makes(k: int, place: str, which: str) -> None:
-    conv = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 3))
-    if which == "frozen":
-        conv[0].requires_grad_(False)
-    net = Tied() if which == "tied" else conv
+    net = small_net(which)
     parts = {"norm": byov.norm_layers, "output": byov.output_layer}
     for name, family in FAMILIES.items():
         rules = family(k) if place == "all" else dict.fromkeys([parts[p] for p in place.split("+")], family(k))
@@ -94,24 +89,19 @@ def test_effective_size_is_the_number_of_different_draws(name: str) -> None:
     # Small enough to draw them all: at most 16, and the chance to miss one in 800 draws is below 1e-20.
     net = nn.Sequential(nn.Linear(1, 2, bias=name != "ECMP"), nn.Linear(2, 1, bias=False))
     row = table(net, 2, "all")[name, "all"]
-    rules = byov.Dropout(0.5) if name == "Dropout" else FAMILIES[name](2)
-    model = byov.bayesianize(net, byov.DropConnect(0.5) if name == "DropConnect" else rules)
-    with torch.no_grad():
-        for factor in model.q:
-            for role in factor.parameters():
-                role.uniform_(1.0, 2.0)
+    model = byov.bayesianize(net, FAMILIES[name](2))
+    for role in model.q.parameters():
+        nn.init.uniform_(role, 1.0, 2.0)
     draws = model.sample(800, generator=torch.Generator().manual_seed(1))
     flat = torch.cat([draw.flatten(1) for draw in draws.values()], dim=1)
     assert len(torch.unique(flat, dim=0)) == row.base**row.exponent
 
 
 def test_a_billion_parameters_take_no_memory() -> None:
-    start = time.perf_counter()
     net = build("timm:vit_giant_patch14_dinov2", None)
     rows = table(net)
     assert {p.device.type for p in net.parameters()} == {"meta"}
     assert rows["Ensemble", "all"].parameters == 5 * rows["deterministic", "–"].parameters > 5e9
-    assert time.perf_counter() - start < 60  # building it for real takes minutes or all the memory
 
 
 def test_networks_without_norms_and_networks_that_refuse_meta() -> None:
@@ -136,35 +126,41 @@ def test_bad_input_is_told_in_one_sentence(net: nn.Module, arguments: dict, mess
         overhead(net, **arguments)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["byov", "overhead", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `byov overhead` with these words; return the exit status, the output and the errors."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["byov", "overhead", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
-def test_command_prints_the_table_and_writes_it(monkeypatch, capsys, tmp_path) -> None:
+def test_command_prints_the_table_and_writes_it(run, tmp_path: Path) -> None:
     target = tmp_path / "new" / "table.json"
-    status, out, _ = run(monkeypatch, capsys, "resnet18", "--json", target)
+    status, out, _ = run("resnet18", "--json", target)
     assert status == 0
     for cell in ("13,779,912", "17.9 %", "11,727,912", "0.328 %", "58,447,560", "5^21"):
         assert cell in out
     saved = json.loads(target.read_text())
     assert (saved["model"], saved["k"]) == ("resnet18", 5)
     assert [Row(**row) for row in saved["rows"]] == overhead(build("resnet18", None))
+    assert f"{11_689_512 - 990 * 513:,}" in run("resnet18", "--classes", 10)[1]  # only the output layer changes
 
 
-def test_command_never_overwrites_unasked(monkeypatch, capsys, tmp_path) -> None:
+def test_command_never_overwrites_unasked(run, tmp_path: Path) -> None:
     target = tmp_path / "table.json"
     target.write_text("mine")
-    status, _, err = run(monkeypatch, capsys, "table3_mlp", "--json", target)
+    status, _, err = run("table3_mlp", "--json", target)
     assert status == 2
     assert "choose another --json" in err
     assert target.read_text() == "mine"
-    assert run(monkeypatch, capsys, "table3_mlp", "--json", target, "--force")[0] == 0
+    assert run("table3_mlp", "--json", target, "--force")[0] == 0
     assert json.loads(target.read_text())["model"] == "table3_mlp"
-    assert run(monkeypatch, capsys, "table3_mlp", "--json", tmp_path)[0] == 2
+    assert run("table3_mlp", "--json", tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -176,14 +172,8 @@ def test_command_never_overwrites_unasked(monkeypatch, capsys, tmp_path) -> None
         (["resnet18", "--k", "1"], "at least 2"),
     ],
 )
-def test_command_tells_bad_input_in_one_sentence(monkeypatch, capsys, words: list[str], message: str) -> None:
-    status, out, err = run(monkeypatch, capsys, *words)
+def test_command_tells_bad_input_in_one_sentence(run, words: list[str], message: str) -> None:
+    status, out, err = run(*words)
     assert status == 2
     assert message in err
     assert "Traceback" not in out + err
-
-
-def test_classes_change_the_output_layer_only(monkeypatch, capsys, tmp_path) -> None:
-    status, out, _ = run(monkeypatch, capsys, "resnet18", "--classes", 10)
-    assert status == 0
-    assert f"{11_689_512 - 990 * 513:,}" in out
