@@ -183,7 +183,7 @@ class Loop:
         return self.run / "checkpoint.safetensors"
 
     def save(self) -> None:
-        """Keep the run as it stands, unless it is broken: that must not take the place of a good checkpoint."""
+        """Save the run as it stands, unless it is broken: that must not take the place of a good checkpoint."""
         if not all(bool(p.isfinite().all()) for p in self.task.trainable().parameters()):
             raise Diverged(f"Not all weights are finite after step {self.step}. {_ADVICE}")
         if self.fabric.is_global_zero:
@@ -245,7 +245,7 @@ class Loop:
         return self.step == self.total
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """The batches of each optimizer step, to the end of the run."""
+        """Yield the batches of each optimizer step, to the end of the run."""
         while self.step < self.total:
             group: list[Batch] = []
             for batch in self.batches:
@@ -324,20 +324,20 @@ class Loop:
         journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
 
     def _agree(self, flag: bool) -> bool:
-        """Whether rank 0 says so: clocks differ, and all ranks must stop or save at the same step."""
+        """Return what rank 0 says: clocks differ, and all ranks must stop or save at the same step."""
         return flag if self.fabric.world_size == 1 else bool(self.fabric.broadcast(flag))
 
 
 @torch.no_grad()
 def posterior_summary(model: BayesianModule) -> dict[str, float]:
-    """The mean σ and the median |μ|/σ over all covered weights."""
+    """Return the mean σ and the median |μ|/σ over all covered weights."""
     std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
     mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
     return {"sigma": float(std.mean()), "snr": float((mean.abs() / std.clamp_min(1e-30)).median())}
 
 
 def make_fabric(config: TrainConfig) -> Fabric:
-    """Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
+    """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
     import os
 
     launched = "LOCAL_RANK" in os.environ

@@ -32,7 +32,7 @@ Group = dict[str, Any]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay = "weights") -> list[Group]:
-    """The trainable parameters in up to three groups: `weights`, `excluded` (biases and norms) and `log_var`.
+    """Sort the trainable parameters into up to three groups: `weights`, `excluded` (biases and norms) and `log_var`.
 
     With `decay="all"` biases and norms are among the `weights`.
 
@@ -75,12 +75,12 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay =
 
 
 def _regular(name: str, module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is decayed and adapted: not a bias, a norm's, or another vector (a layer scale)."""
+    """Say if a parameter is decayed and adapted: not a bias, a norm's, or another vector (a layer scale)."""
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2] and not norm_layers(name, module, torch.empty(0))
 
 
 def _segments(tensor: Tensor, sizes: list[int] | None) -> list[Tensor]:
-    """Views of the segments; those of K components are K·S, for each component is a network of its own."""
+    """Return views of the segments; those of K components are K·S, for each component is a network of its own."""
     if sizes is None:
         return [tensor]
     rows = tensor.unbind() if tensor.dim() > 1 else (tensor,)
@@ -88,7 +88,7 @@ def _segments(tensor: Tensor, sizes: list[int] | None) -> list[Tensor]:
 
 
 def _regular_segments(group: Group, tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """The regular segments of one tensor per parameter of the group; None, a parameter without gradient, has none."""
+    """Return the regular segments of a tensor per parameter of the group; None, without gradient, has none."""
     found: list[Tensor] = []
     if "regular" not in group:
         return [t for t in tensors if t is not None] if group.get("adapt", True) else found
@@ -106,7 +106,7 @@ def _with_gradient(group: Group) -> list[Tensor | None]:
 
 
 def _decayed_gradients(group: Group) -> list[Tensor | None]:
-    """g + λw in new tensors, None where there is no gradient; only regular segments are decayed."""
+    """Compute g + λw in new tensors, None where there is no gradient; only regular segments are decayed."""
     gradients = [p.grad.clone() if p.grad is not None else None for p in group["params"]]
     weights = _regular_segments(group, _with_gradient(group)) if group["decay"] else []
     if weights:

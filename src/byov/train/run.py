@@ -25,7 +25,7 @@ FREE = {
 
 
 def claim(run: Path, recipe: Any, resume: bool) -> bool:
-    """Whether there is a checkpoint to go on from; raises where going on, or starting, would lose something."""
+    """Return True if there is a checkpoint to resume from; raise where resuming, or starting, would lose something."""
     exists = (run / "checkpoint.safetensors").exists()
     if exists and not resume:
         raise FileExistsError(f"{run} holds a run already: go on with --resume, or choose another --run.")
@@ -93,7 +93,7 @@ def execute(
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
-    """The checkpoint of a run of that kind, and what its images are like."""
+    """Read the checkpoint of a run of that kind; return it, and what its images are like."""
     state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
     about = state.get("recipe") if isinstance(state, dict) else None
     if not isinstance(about, dict) or about.get("kind") != kind:
@@ -103,7 +103,7 @@ def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
 
 
 def summary(loop: Loop, finished: bool) -> str:
-    """One line on how a run ended."""
+    """Describe in one line how a run ended."""
     speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
     stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
     unit = getattr(loop.task.data, "unit", "images")

@@ -1,4 +1,4 @@
-"""What changes over training as a function of the step: the learning rate and the teacher's τ (β is `byov.beta`)."""
+"""Schedules as functions of the step: the learning rate and the teacher's τ (β is `byov.beta`)."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def build(
     device: torch.device,
     fetch: bool = True,
 ) -> Classifier:
-    """The module that a recipe describes, for images like `data`; pretrained weights only if they are to be fetched."""
+    """Build the module of a recipe, for images like `data`; with pretrained weights only if they are to be fetched."""
     name, posterior = recipe.model.name, recipe.posterior
     if name.startswith("python:"):
         net = resolve(name.removeprefix("python:"))(classes)
@@ -181,7 +181,7 @@ def build(
 
 
 def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
-    """How many weights are covered, and the network with its posterior; the network as it is where there is none."""
+    """Return how many weights are covered, and the network with its posterior, or as it is where there is none."""
     rules = posterior.rules(pretrained)
     if rules is None:
         return 1, net
@@ -218,7 +218,7 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
-    """The module of a run as its checkpoint left it, and its recipe."""
+    """Restore the module of a run as its checkpoint left it, and its recipe."""
     state, like = reopen(run, "train")
     recipe = from_dict(Supervised, state["recipe"]["config"])
     classes = len(state["recipe"]["class_names"])
