@@ -69,6 +69,33 @@ def noise_variance(
         )
     if samples < 2 or not noise or min(noise) < 0:
         raise ValueError("Variance under noise needs at least two draws, and strengths of noise from 0.")
+    moments = _moments(model, images, noise, samples, seed, stages, mean, std, batch_size)
+    variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
+    varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
+    if not varied:
+        raise ValueError("The draws make no difference after any of the parts: the posterior covers none of them.")
+    variance, names = variance[varied], [stages[i] for i in varied]
+    ranks = {
+        f"{names[i]}, {names[j]}": spearman(variance[i].flatten().numpy(), variance[j].flatten().numpy())
+        for i, j in combinations(range(len(names)), 2)
+    }
+    variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
+    return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
+
+
+@torch.no_grad()
+def _moments(
+    model: BayesianModule,
+    images: Tensor,
+    noise: Sequence[float],
+    samples: int,
+    seed: int,
+    stages: Sequence[str],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    batch_size: int,
+) -> list[list[Moments]]:
+    """Return the moments over draws of each stage's outputs, by stage and strength of noise."""
     device = next(model.q.parameters()).device
     eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
     generator = Generator(device).manual_seed(stream(seed, 1))
@@ -89,14 +116,4 @@ def noise_variance(
                         out.append(x.float().flatten(1))
                 for row, out in zip(moments, outputs, strict=True):
                     row[level].update(torch.cat(out)[None])
-    variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
-    varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
-    if not varied:
-        raise ValueError("The draws make no difference after any of the parts: the posterior covers none of them.")
-    variance, names = variance[varied], [stages[i] for i in varied]
-    ranks = {
-        f"{names[i]}, {names[j]}": spearman(variance[i].flatten().numpy(), variance[j].flatten().numpy())
-        for i, j in combinations(range(len(names)), 2)
-    }
-    variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
-    return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
+    return moments

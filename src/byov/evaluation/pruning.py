@@ -153,16 +153,9 @@ def sweep_runs(
     if not sparsities:
         raise ValueError("A sweep needs at least one sparsity.")
     reading = reading or Reading()
-    labels = names or (_name(path), "" if twin is None else _name(twin))
-    if twin is not None and labels[0] == labels[1]:
-        labels = (labels[0], f"{labels[1]} (twin)")
-    run = open_run(path, reading, labels[0])
+    run, other = _open_twins(path, twin, reading, names)
     for sparsity in sparsities:
         check(run.network, sparsity, "magnitude", scope)
-    other = None if twin is None else open_run(twin, reading, labels[1])
-    if other is not None and (other.data, other.kind) != (run.data, run.kind):
-        theirs, ours = (f"of byov {each.kind} on {each.data}" for each in (other, run))
-        raise ValueError(f"A twin differs by its posterior only: {twin} is a run {theirs}, not {ours}.")
     test = run.load_own(reading.split)
     train = run.load_own("train") if run.kind == "pretrain" else None
     if train is not None:
@@ -194,6 +187,21 @@ def sweep_runs(
         "torch": str(torch.__version__),
     }
     return {"kind": KIND, "protocol": protocol, "curves": curves}
+
+
+def _open_twins(
+    path: Path, twin: Path | None, reading: Reading, names: tuple[str, str] | None
+) -> tuple[Run, Run | None]:
+    """Open a run and its twin; refuse a twin that differs by more than its posterior."""
+    name, other_name = names or (_name(path), "" if twin is None else _name(twin))
+    run = open_run(path, reading, name)
+    if twin is None:
+        return run, None
+    other = open_run(twin, reading, f"{other_name} (twin)" if other_name == name else other_name)
+    if (other.data, other.kind) != (run.data, run.kind):
+        theirs, ours = (f"of byov {each.kind} on {each.data}" for each in (other, run))
+        raise ValueError(f"A twin differs by its posterior only: {twin} is a run {theirs}, not {ours}.")
+    return run, other
 
 
 def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:

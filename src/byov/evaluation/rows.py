@@ -95,13 +95,9 @@ def evaluate(
 
     clean = predictions(CLEAN, 0) if todo else []
     for name, severity in todo:
-        if name == CLEAN:
-            made, each = clean, [scores(prediction, labels, bins) for prediction in clean]
-        else:
-            made = predictions(name, severity)
-            pairs = zip(made, clean, strict=True)
-            each = [scores(prediction, labels, bins, before) for prediction, before in pairs]
-        row = Row(name, severity, *each)
+        made = clean if name == CLEAN else predictions(name, severity)
+        before = [None] * len(clean) if name == CLEAN else clean
+        row = Row(name, severity, *(scores(p, labels, bins, b) for p, b in zip(made, before, strict=True)))
         found[row.key] = row
         if observe is not None:
             observe(row, made)
