@@ -27,10 +27,9 @@ from byov.prediction.result import entropy
 from byov.report.collect import Request
 from byov.report.page import report as make_report
 from byov.report.tables import probes
+from byov.reproduce.recipes import load as load_recipe
 from byov.runs import Reading
-from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, SSLConfig, start
-from byov.ssl.views import View, Views
-from byov.train.loop import TrainConfig
+from byov.ssl.pretrain import Pretrain, start
 
 DRAWS, FIT_DRAWS = 30, 8
 """To read under, and to fit a probe under."""
@@ -39,15 +38,9 @@ SEVERITY = 4
 
 
 def recipe(posterior: bool, epochs: int) -> Pretrain:
-    """The recipe of recipes/digits_byov.toml, or its twin without a posterior."""
-    view = View(area=(0.5, 1.0), flip=0.0, blur=0.0)
-    return Pretrain(
-        model=EncoderConfig("convnet32", hidden=256, outputs=64),
-        posterior=GaussianConfig("gaussian" if posterior else "none", log_var=-11.0, beta_end=0.03),
-        ssl=SSLConfig(tau_base=0.97),
-        views=Views(view, view),
-        train=TrainConfig(epochs=epochs, batch=128, lr=2e-3, warmup=min(3, epochs)),
-    )
+    """Load recipes/digits_byov.toml, or its twin without a posterior, for so many epochs."""
+    name = "digits_byov" if posterior else "digits_byol"
+    return load_recipe(Pretrain, name, f"train.epochs={epochs}", f"train.warmup={min(3, epochs)}")
 
 
 def demo(out: Path | None = None, epochs: int = 40) -> None:

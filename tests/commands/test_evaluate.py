@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "byov"
     small = ["train.epochs=2", "train.warmup=0.5", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.7"]
-    recipe = load_config(Pretrain, Path(__file__).parent.parent / "recipes" / "digits_byov.toml", small)
+    recipe = load_config(Pretrain, Path(__file__).parents[2] / "recipes" / "digits_byov.toml", small)
     assert start(recipe, run)
     return run
 

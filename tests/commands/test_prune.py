@@ -30,7 +30,7 @@ from byov.train.supervised import Supervised
 from byov.train.supervised import restore as restore_trained
 from byov.train.supervised import start as start_training
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
 
 

@@ -26,7 +26,7 @@ from byov.ssl.probe import Probe, ProbeSettings
 from byov.train.config import load_config
 from byov.train.supervised import Supervised, restore, start
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
 NUMBERS = ["confidence", "std", "entropy", "expected_entropy", "mutual_information"]
 
