@@ -44,7 +44,8 @@ def show(label: str, paths: list[str]) -> None:
         chosen = [[r[reading] for r in rows if r.get(reading) and (r["shift"] != "clean") == shifted] for rows in files]
         if values := [mean(scores[key] for scores in each) for each in chosen if each]:
             name = f"{label} {reading} {'shifted ' * shifted}{key}"
-            print(f"{name:44} {mean(values):8.4f} ± {standard_error(values) or 0:.4f}")
+            error = standard_error(values)
+            print(f"{name:44} {mean(values):8.4f} {'one run' if error is None else f'± {error:.4f}'}")
 
 
 def main() -> None:

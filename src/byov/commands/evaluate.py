@@ -86,8 +86,9 @@ def command(
         return
     levels = parse_severities(severities)
     reading = Reading(
-        samples, strategy, seed, fit_samples, batch_size, place, precision, temper, None,  # type: ignore[arg-type]
-        data, split, limit, train_limit, root, image_size, channels, normalise,
+        samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
+        data=data, split=split, limit=limit, train_limit=train_limit, root=root, image_size=image_size,
+        channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision,  # type: ignore[arg-type]
     )  # fmt: skip
     run = open_run(model, reading)
     with progress() as advance:

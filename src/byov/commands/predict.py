@@ -75,8 +75,8 @@ def command(
         return
     check_file(out, force)
     reading = Reading(
-        samples, strategy, seed, fit_samples, batch_size, place, temper=temper, tolerance=tolerance, root=root,  # type: ignore[arg-type]
-        image_size=image_size, channels=channels,
+        samples=samples, strategy=strategy, tolerance=tolerance, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
+        root=root, image_size=image_size, channels=channels, batch_size=batch_size, device=place,
     )  # fmt: skip
     run = open_run(model, reading)
     images, folder = find_images(data, split, root, *run.shape)

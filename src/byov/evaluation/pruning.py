@@ -36,6 +36,7 @@ from byov.train.fine_tuning import FineTune
 KIND = "byov prune sweep"
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 BINS = 15
+PROBE_SETTINGS = ("l2", "holdout", "max_iter", "seed")
 
 Probing = Literal["fixed", "refitted"]
 Curve = dict[str, Any]
@@ -95,9 +96,6 @@ def reader(
 
     about = {"name": train.name, "digest": train.digest, "images": len(train)}
     return read_probe, {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": about}
-
-
-PROBE_SETTINGS = ("l2", "holdout", "max_iter", "seed")
 
 
 def curve(

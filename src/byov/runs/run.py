@@ -230,6 +230,7 @@ class Pretrained(Run):
     """A pretraining run: a linear probe is fitted on its frozen encoder."""
 
     kind, needs_train = "pretrain", True
+    module: BYOL
 
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
         super().__init__(name, reading, header)
@@ -240,8 +241,6 @@ class Pretrained(Run):
         self.module, self.recipe = pretrain.restore(header.file, reading.device)
         self.weights, self.network = self.module, self.module.student
         self.data = reading.data or self.recipe.data.name
-
-    module: BYOL
 
     @property
     def posterior(self) -> bool:
