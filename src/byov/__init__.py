@@ -17,10 +17,12 @@ from byov.posterior import (
     TeacherNormal,
     bayesianize,
     beta,
+    elbo,
     hold_apart,
     kl_scale,
     norm_layers,
     output_layer,
+    parameter_groups,
 )
 from byov.prediction import Prediction, Serving, predict
 from byov.pruning import prune
@@ -58,11 +60,13 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "elbo",
     "features",
     "hold_apart",
     "kl_scale",
     "norm_layers",
     "output_layer",
+    "parameter_groups",
     "predict",
     "prune",
 ]

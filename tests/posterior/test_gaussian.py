@@ -122,7 +122,45 @@ def test_log_var_starts_where_it_is_told() -> None:
         torch.testing.assert_close(std, torch.full_like(std, 0.049787068), msg=name)
 
 
-@pytest.mark.parametrize("log_var", [float("nan"), float("inf"), "low"])
+@pytest.mark.parametrize("log_var", [float("nan"), float("inf"), 1e308, "low"])
 def test_a_log_var_must_be_finite(log_var: float) -> None:
     with pytest.raises(ValueError, match="finite log_var"):
         byov.Gaussian(log_var)
+
+
+def test_a_relative_start_is_a_share_of_each_layers_own_scale() -> None:
+    net = nn.Sequential(nn.Linear(30, 20), nn.BatchNorm1d(20), nn.Linear(20, 5, bias=False), nn.Linear(5, 5))
+    with torch.no_grad():
+        net[2].weight.mul_(100.0)
+        for parameter in net[3].parameters():
+            parameter.zero_()
+    std = byov.bayesianize(net, byov.Gaussian(relative=0.1)).std()
+    weights = torch.cat([net[0].weight.flatten(), net[0].bias])
+    for name in ("0.weight", "0.bias"):  # a layer's weight and bias have one scale
+        torch.testing.assert_close(
+            std[name], torch.full_like(std[name], 0.1 * float(weights.detach().square().mean().sqrt()))
+        )
+    torch.testing.assert_close(std["1.bias"], torch.full_like(std["1.bias"], 0.1 * 0.5**0.5))
+    torch.testing.assert_close(
+        std["2.weight"], torch.full((5, 20), 0.1 * float(net[2].weight.detach().square().mean().sqrt()))
+    )
+    everything = torch.cat([parameter.flatten() for parameter in net.parameters()]).detach()
+    torch.testing.assert_close(std["3.weight"], torch.full((5, 5), 0.1 * float(everything.square().mean().sqrt())))
+
+
+def test_a_relative_start_has_the_dtype_of_the_weights() -> None:
+    model = byov.bayesianize(nn.Linear(4000, 3).bfloat16(), byov.Gaussian(relative=0.1))
+    assert model.std()["weight"].dtype == torch.bfloat16
+    scale = model.mean()["weight"].float().square().mean().sqrt()
+    assert float(model.std()["weight"].detach().float().mean()) == pytest.approx(0.1 * float(scale), rel=0.05)
+
+
+@pytest.mark.parametrize("relative", [0.0, -1.0, float("nan"), float("inf"), "some"])
+def test_a_relative_start_is_above_zero(relative: float) -> None:
+    with pytest.raises(ValueError, match="relative σ above 0"):
+        byov.Gaussian(relative=relative)
+
+
+def test_a_gaussian_without_a_relative_start_is_written_as_it_always_was() -> None:
+    assert repr(byov.Gaussian(-11.0)) == "Gaussian(log_var=-11.0)"
+    assert repr(byov.Gaussian(relative=0.05)) == "Gaussian(log_var=-10.0, relative=0.05)"

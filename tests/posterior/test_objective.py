@@ -106,3 +106,49 @@ def test_what_cannot_be_held_apart_is_refused() -> None:
     for share in (-0.1, float("nan")):
         with pytest.raises(ValueError, match="at least 0"):
             byov.hold_apart(model, share)
+
+
+def test_elbo_is_loss_plus_the_kl_shared_by_the_examples() -> None:
+    model = byov.bayesianize(nn.Linear(3, 2), byov.Gaussian(-4.0), prior=byov.Normal(0.0, 0.5))
+    loss = torch.tensor(1.5)
+    torch.testing.assert_close(byov.elbo(loss, model, n=50), loss + model.kl() / 50)
+    torch.testing.assert_close(byov.elbo(loss, model, n=50, beta=0.1), loss + 0.1 * model.kl() / 50)
+    wider = byov.Normal(0.0, 2.0)
+    torch.testing.assert_close(byov.elbo(loss, model, 50, torch.tensor(0.3), wider), loss + 0.3 * model.kl(wider) / 50)
+    held = nn.Sequential(model, nn.ReLU(), byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()))
+    torch.testing.assert_close(byov.elbo(loss, held, n=10), loss + (model.kl() + held[2].kl()) / 10)
+
+
+def test_elbo_needs_a_posterior_and_examples() -> None:
+    with pytest.raises(TypeError, match="Linear has no posterior"):
+        byov.elbo(torch.tensor(1.0), nn.Linear(2, 2), n=10)
+    with pytest.raises(ValueError, match="number of training examples"):
+        byov.elbo(torch.tensor(1.0), byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()), n=0)
+
+
+def test_parameter_groups_give_rho_a_rate_and_an_epsilon_of_its_own() -> None:
+    model = byov.bayesianize(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), {"0.*": byov.Gaussian()})
+    weights, rho = byov.parameter_groups(model, lr=1e-3, steps=400)
+    assert [id(p) for p in rho["params"]] == [id(model.factors[0].log_var)]
+    assert {id(p) for p in weights["params"]} | {id(model.factors[0].log_var)} == {id(p) for p in model.parameters()}
+    assert (weights["lr"], rho["lr"], rho["weight_decay"]) == (1e-3, pytest.approx(0.05), 0.0)
+    plain = byov.parameter_groups(nn.Linear(2, 2), lr=0.1)
+    assert len(plain) == 1
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_sigma_reaches_its_equilibrium_under_plain_adam(held: bool) -> None:
+    """The closed form of a linear model: σ² = 1/(1 + Σx²/v) where the data hold the weight, else the prior's 1."""
+    torch.manual_seed(0)
+    n, variance = 200, 0.5
+    x = torch.randn(n, 1) if held else torch.zeros(n, 1)
+    y = 2.0 * x + variance**0.5 * torch.randn(n, 1)
+    model = byov.bayesianize(nn.Linear(1, 1, bias=False), byov.Gaussian(relative=0.05))
+    optimizer = torch.optim.Adam(byov.parameter_groups(model, lr=1e-2))
+    for _ in range(1000):
+        loss = 0.5 * ((model(x) - y) ** 2).mean() / variance
+        optimizer.zero_grad()
+        byov.elbo(loss, model, n).backward()
+        optimizer.step()
+    exact = (1.0 + float(x.square().sum()) / variance) ** -0.5
+    assert float(model.std()["weight"]) == pytest.approx(exact, rel=0.25)

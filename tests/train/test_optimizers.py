@@ -254,7 +254,7 @@ def test_log_variances_may_be_moved_by_adam_beside_sgd_and_lars(name: Any, wd: f
     ours = build_optimizer(name, models[0], 0.05, wd, log_var="adam")
     plain = build_optimizer(name, models[1], 0.05, wd)
     plain.param_groups = [group for group in plain.param_groups if group["role"] != "log_var"]
-    adams = torch.optim.Adam([models[1].q[0].log_var], lr=0.05 * 0.2)  # type: ignore[list-item]
+    adams = torch.optim.Adam([models[1].q[0].log_var], lr=0.05 * 0.2, eps=1e-15)  # type: ignore[list-item]
     for k in range(5):
         for group in ours.param_groups:
             group["lr"] = 0.05 * (0.2 if group["role"] == "log_var" else 1.0)

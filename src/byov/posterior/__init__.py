@@ -5,7 +5,7 @@ from byov.posterior.family import Family
 from byov.posterior.gaussian import Gaussian
 from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
 from byov.posterior.module import BayesianModule
-from byov.posterior.objective import beta, hold_apart, kl_scale
+from byov.posterior.objective import beta, elbo, hold_apart, kl_scale, log_var_rate, parameter_groups
 from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
 from byov.posterior.select import norm_layers, output_layer
 
@@ -25,8 +25,11 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "elbo",
     "hold_apart",
     "kl_scale",
+    "log_var_rate",
     "norm_layers",
     "output_layer",
+    "parameter_groups",
 ]

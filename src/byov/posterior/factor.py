@@ -27,8 +27,8 @@ class Factor(nn.Module):
         super().__init__()
         self.family, self.layout = family, layout
         roles = family.roles(initial, fresh)
-        if hasattr(family, "mixing_roles"):
-            roles |= family.mixing_roles(layout, initial)
+        if hasattr(family, "layer_roles"):
+            roles |= family.layer_roles(layout, initial)
         for role, value in roles.items():
             self.register_parameter(role, nn.Parameter(value.detach().clone()))
         self._roles = tuple(roles)

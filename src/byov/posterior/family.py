@@ -33,7 +33,8 @@ class Family(Protocol):
 
     - `shared(roles, cells) -> Roles`: the roles together with what many draws from the same q have in common, computed
       once; `draw` is then given these in place of the roles. `Gaussian` adds σ, the mixtures need nothing.
-    - `mixing_roles(layout, like) -> dict[str, Tensor]`: further roles whose shapes depend on the layout.
+    - `layer_roles(layout, initial) -> dict[str, Tensor]`: roles that depend on the layout, beside those of `roles` or
+      in their place.
     - `owns_buffers = True`: each of its `k` components has the network's buffers to itself. It then needs
       `assignment`, `mixing_of` and `average`, as `Ensemble` has them.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, log
 from numbers import Real
 
 import torch
@@ -14,24 +14,44 @@ from byov.posterior.family import Noise, Roles, precise
 from byov.posterior.layout import Layout
 from byov.posterior.random import normal
 
+LARGEST = 80.0
+"""The largest log σ²: beyond it σ² is infinite in float32."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Gaussian:
     """q(θ) = N(μ, σ²) for each weight by itself, θ = μ + exp(½ρ)·ε.
 
     ρ = log σ² is learned and starts at `log_var`; BYOV uses the exponential where Blundell et al. have a softplus, and
-    −10 to start from. One ε per forward pass, shared by the whole minibatch: no Flipout.
+    −10 to start from. With `relative` σ starts at that share of each layer's own scale instead, the root mean square of
+    its weights: one number that suits every network. One ε per forward pass, shared by the whole minibatch: no Flipout.
     """
 
     log_var: float = -10.0
+    relative: float | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.log_var, Real) and isfinite(self.log_var)):
-            raise ValueError(f"Gaussian needs a finite log_var, not {self.log_var!r}.")
+        if not (isinstance(self.log_var, Real) and -inf < self.log_var <= LARGEST):
+            raise ValueError(f"Gaussian needs a finite log_var of at most {LARGEST:g}, not {self.log_var!r}.")
+        if self.relative is not None and not (isinstance(self.relative, Real) and 0 < self.relative < inf):
+            raise ValueError(f"Gaussian needs a relative σ above 0, or None, not {self.relative!r}.")
+
+    def __repr__(self) -> str:
+        # Without `relative` as it was before there was one: saved states are recognised by it.
+        return f"Gaussian(log_var={self.log_var}{'' if self.relative is None else f', relative={self.relative}'})"
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         """Initialise μ at the network's weights and ρ at `log_var`, that is σ at exp(½·`log_var`)."""
         return {"mean": initial, "log_var": torch.full_like(initial, self.log_var)}
+
+    def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
+        """Return ρ where σ starts relative to each layer's scale; a layer of zeros takes the network's."""
+        if self.relative is None:
+            return {}
+        squares = precise(initial).square()
+        network, layers = squares.mean(), layout.layer_means(squares)
+        squares = torch.where(layers > 0, layers, torch.where(network > 0, network, 1.0))
+        return {"log_var": (squares.log() + 2 * log(self.relative)).to(initial.dtype)}
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {}

@@ -109,6 +109,13 @@ class Layout:
         parts = [torch.full((s.numel,), number.setdefault(s.layer, len(number)), dtype=torch.int32) for s in self.slots]
         return torch.cat(parts)
 
+    def layer_means(self, flat: Tensor) -> Tensor:
+        """Return a flat tensor (P,) that holds for each element the mean over its layer."""
+        cells = self.layer_cells().to(flat.device, torch.int64)
+        zeros = flat.new_zeros(self.layers)
+        means = zeros.index_add(0, cells, flat) / zeros.index_add(0, cells, torch.ones_like(flat))
+        return means.index_select(0, cells)
+
     def unit_cells(self) -> Tensor:
         """Return for each element the number of its input unit; biases have none and get one past the last unit."""
         parts, start = [], 0

@@ -124,11 +124,11 @@ class _Components(ABC):
             stack = stack + away - self._mix(away, self.mixing)
         return {"components": stack}
 
-    def mixing_roles(self, layout: Layout, like: Tensor) -> dict[str, Tensor]:
+    def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
         """Return the logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
         if not self.learn_probs:
             return {}
-        logits = torch.tensor(self.mixing, dtype=like.dtype, device=like.device).log()
+        logits = torch.tensor(self.mixing, dtype=initial.dtype, device=initial.device).log()
         return {"logits": logits[:, None].repeat(1, self._groups(layout))}
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:

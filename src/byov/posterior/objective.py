@@ -1,15 +1,20 @@
-"""The objective  loss + β·KL/N:  β over training, the choice of N, and how fast a mixture's components part."""
+"""The objective  loss + β·KL/N:  β over training, the choice of N, and how fast each part of q(θ) learns."""
 
 from __future__ import annotations
 
-from math import cos, isfinite, pi
-from typing import Literal
+from math import cos, isfinite, pi, sqrt
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from byov.posterior.module import BayesianModule
+from byov.posterior.prior import Prior
 
 Schedule = Literal["cosine", "linear", "constant"]
+
+LOG_VAR_EPS = 1e-15
+"""Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
 
 
 def beta(step: int, total: int, end: float = 1.0, start: float = 0.0, schedule: Schedule = "cosine") -> float:
@@ -40,6 +45,59 @@ def kl_scale(scale: Literal["dataset", "parameters", "none"] | float, dataset: i
     if not number > 0:
         raise ValueError(f"kl_scale must be above 0, not {float(number)}.")
     return float(number)
+
+
+def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, prior: Prior | None = None) -> Tensor:
+    """Return loss + β·KL/n, the negative ELBO per example: what to minimise.
+
+    Args:
+        loss: the average negative log-likelihood of a minibatch under one draw, such as a cross-entropy.
+        model: a BayesianModule, or a module that holds some, such as a compiled or a DDP one.
+        n: the number of training examples, `len(data)`: the KL is paid once for all of them.
+        beta: 1 is Bayes; below it the posterior is colder, above warmer.
+        prior: by default the one that `bayesianize` was given.
+
+    Example:
+        >>> loss = byov.elbo(F.cross_entropy(model(x), y), model, n=len(data))
+    """
+    if not n > 0:
+        raise ValueError(f"n is the number of training examples, not {n}.")
+    return loss + beta / n * torch.stack([each.kl(prior) for each in _posteriors(model)]).sum()
+
+
+def log_var_rate(steps: int) -> float:
+    """Return the rate at which Adam should move ρ = log σ² in a training of so many steps: 1/√steps.
+
+    A gradient of ρ is mostly noise: the noise of a minibatch times that of the draw. Adam makes each step about as long
+    as the rate, so noise alone carries ρ by rate·√steps = 1, which is a factor of 1.6 in σ, while a steady pull can
+    carry it by √steps. It is a rate of its own, whatever moves μ.
+    """
+    if steps < 1:
+        raise ValueError(f"A training has at least one step, not {steps}.")
+    return 1.0 / sqrt(steps)
+
+
+def parameter_groups(model: nn.Module, lr: float, steps: int = 1000) -> list[dict[str, Any]]:
+    """Return groups for Adam or AdamW in which σ learns as fast as μ does: `Adam(byov.parameter_groups(model, 1e-3))`.
+
+    Adam moves every parameter by about its rate per step. What suits a weight is too slow for ρ = log σ², whose way is
+    several units long. So ρ has a group of its own: the rate of `log_var_rate(steps)`, no decay, whose zero would be
+    σ = 1, and an ε below its gradients, which are as small as β/n.
+    """
+    rho = [p for name, p in model.named_parameters() if p.requires_grad and name.rpartition(".")[2] == "log_var"]
+    held = {id(p) for p in rho}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.requires_grad and id(p) not in held], "lr": lr},
+        {"params": rho, "lr": log_var_rate(steps), "weight_decay": 0.0, "eps": LOG_VAR_EPS},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _posteriors(model: nn.Module) -> list[BayesianModule]:
+    found = [module for module in model.modules() if isinstance(module, BayesianModule)]
+    if not found:
+        raise TypeError(f"{type(model).__name__} has no posterior: give the network to byov.bayesianize first.")
+    return found
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from byov.posterior import EMA, Gaussian, Normal, TeacherMean, TeacherNormal, bayesianize, norm_layers
+from byov.posterior.factor import Factor
 from byov.posterior.prior import Prior
 from byov.posterior.select import Rules
 from byov.ssl.byol import BYOL
@@ -19,9 +20,12 @@ PriorName = Literal["normal", "teacher-mean", "teacher-normal"]
 _CONVOLUTION = nn.modules.conv._ConvNd  # transposed ones too
 
 
-def coverage(name: Coverage, log_var: float = -10.0) -> Rules:
-    """Choose the weights that are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants."""
-    family = Gaussian(log_var)
+def coverage(name: Coverage, family: Gaussian | float = -10.0) -> Rules:
+    """Choose the weights that are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants.
+
+    A number stands for `Gaussian(log_var=number)`.
+    """
+    family = family if isinstance(family, Gaussian) else Gaussian(family)
     if name == "all":
         return family
     if name == "no-norm-no-conv":
@@ -64,6 +68,11 @@ class BYOV(BYOL):
             raise ValueError(f"kl_scale, the N of β·KL/N, must be above 0, not {kl_scale}.")
         super().__init__(bayesianize(student, rules, prior=prior, shared_draw=shared_draw), views, tau_base, tau_end)
         self.kl_scale = kl_scale
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The factors of the student's posterior."""
+        return self.student.factors  # type: ignore[return-value]
 
     @property
     def network(self) -> Student:

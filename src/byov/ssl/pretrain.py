@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
+from rich.console import Console
 from torch import Generator, Tensor, nn
 
 from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
-from byov.posterior import kl_scale
+from byov.posterior import Gaussian, kl_scale
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
@@ -43,9 +44,18 @@ class GaussianConfig(ObjectiveConfig):
     """The posterior and its prior; a recipe's [posterior]. family = "none" is BYOL."""
 
     family: Literal["none", "gaussian"] = "gaussian"
-    log_var: float = -10.0
+    relative: float = 0.05
+    """σ at the start, as a share of each layer's own scale (the root mean square of its weights)."""
+    log_var: float | None = None
+    """Or ρ = log σ² at the start, the same for every weight, as in the paper (−10)."""
     coverage: Coverage = "all"
     prior: PriorName = "normal"
+    beta_end: float = 0.3
+    kl_scale: Literal["dataset", "parameters", "none"] | float = "parameters"
+
+    @property
+    def gaussian(self) -> Gaussian:
+        return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
 
 
 @dataclass(frozen=True)
@@ -106,11 +116,24 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     posterior = recipe.posterior
     if posterior.family == "none":
         return BYOL(student, views, tau_base, tau_end)
-    rules = coverage(posterior.coverage, posterior.log_var)
+    rules = coverage(posterior.coverage, posterior.gaussian)
     covered = sum(layout.numel for _, layout in select(student, rules))
     number = kl_scale(posterior.kl_scale, len(data), covered)
     prior = prior_by_name(posterior.prior, posterior.prior_std)
     return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
+
+
+def noise_cost(module: BYOV, beta: float) -> str:
+    """Say what the posterior's noise may cost.
+
+    Where the data hold a weight in place, its noise settles where it costs β/2N of loss; where they do not, it is free.
+    """
+    weights = sum(factor.layout.numel for factor in module.factors)
+    most = beta * weights / (2 * module.kl_scale)
+    return (
+        f"{weights:,} weights have a posterior. With β = {beta:g} and N = {module.kl_scale:,.0f} their noise may cost"
+        f" up to βP/2N = {most:.3g} of the loss, which for BYOL lies between 0 and 8."
+    )
 
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
@@ -120,6 +143,8 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
         module = task.module
         about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
+        if isinstance(module, BYOV) and fabric.is_global_zero:
+            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False)
         return task, about
 
     return execute("pretrain", recipe, run, resume, make)

@@ -20,7 +20,7 @@ from lightning.fabric.strategies import DDPStrategy
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, Batches
-from byov.posterior import BayesianModule
+from byov.posterior import BayesianModule, log_var_rate
 from byov.posterior.random import stream
 from byov.train import Diverged, checkpoint
 from byov.train.journal import Journal
@@ -48,10 +48,11 @@ class TrainConfig:
     lr: float = 1e-3
     lr_batch: int | None = None
     """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
-    log_var_lr: float = 1.0
-    """The learning rate of a Gaussian's ρ = log σ², in units of `lr`: in a short run σ moves too little at 1."""
-    log_var_optimizer: Literal["same", "adam"] = "same"
-    """What moves ρ: the `optimizer`, or beside `sgd` and `lars`, whose steps are too short for it, Adam."""
+    log_var_lr: float | None = None
+    """The learning rate of a Gaussian's ρ = log σ², in units of `lr`. None: `byov.posterior.log_var_rate` of the run's
+    steps, along the same schedule, whatever `lr` and `optimizer` are."""
+    log_var_optimizer: Literal["same", "adam"] = "adam"
+    """What moves ρ: Adam also beside `sgd` and `lars`, whose steps are too short for it; or the `optimizer` itself."""
     weight_decay: float = 0.0
     decay: Literal["weights", "all"] = "weights"
     """What is decayed: weights, or biases and norms too, as by plain SGD; never ρ. `lars` decays weights only."""
@@ -85,7 +86,7 @@ class TrainConfig:
                 raise ValueError(f"train.{name} is at least 1, not {getattr(self, name)}.")
         if not self.lr > 0:
             raise ValueError(f"train.lr is above 0, not {self.lr}.")
-        if not self.log_var_lr >= 0:
+        if self.log_var_lr is not None and not self.log_var_lr >= 0:
             raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
         if not (self.warmup >= 0 and self.weight_decay >= 0 and 0 <= self.lr_end < float("inf")):
             raise ValueError("train.warmup, train.weight_decay and train.lr_end are at least 0.")
@@ -154,6 +155,8 @@ class Loop:
         self.step, self.seconds = 0, 0.0
         scale = config.batch / config.lr_batch if config.lr_batch else 1.0
         self.base_lr = config.lr * scale
+        self.log_var_lr = log_var_rate(self.total) / self.base_lr if config.log_var_lr is None else config.log_var_lr
+        """In units of `base_lr`."""
         self.optimizer = build_optimizer(
             config.optimizer,
             task.trainable(),
@@ -260,7 +263,7 @@ class Loop:
         warmup, end = round(self.config.warmup * self.steps_per_epoch), self.config.lr_end * self.base_lr
         lr = warmup_cosine(self.step, self.total, warmup, self.base_lr, end)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * (self.config.log_var_lr if group["role"] == "log_var" else 1.0)
+            group["lr"] = lr * (self.log_var_lr if group["role"] == "log_var" else 1.0)
         out = None
         for i, batch in enumerate(parts):
             last = i == len(parts) - 1

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from byov.posterior.factor import Factor
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
+from byov.posterior.objective import LOG_VAR_EPS
 from byov.posterior.select import norm_layers
 
 Name = Literal["adamw", "adam", "sgd", "lars"]
@@ -46,7 +47,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay =
     groups: dict[str, Group] = {
         "weights": {"params": [], "sizes": [], "regular": [], "decay": weight_decay},
         "excluded": {"params": [], "adapt": False, "decay": 0.0},
-        "log_var": {"params": [], "adapt": False, "decay": 0.0},
+        "log_var": {"params": [], "adapt": False, "decay": 0.0, "eps": LOG_VAR_EPS},
     }
     for parameter, [(name, module), *_] in occurrences(model):
         if not parameter.requires_grad:
@@ -221,8 +222,9 @@ class _SGD(_SegmentDecay, torch.optim.SGD): ...
 
 
 def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
-    """Take Adam's step at its defaults on one group of another optimizer, whose state it shares."""
-    adam = torch.optim.Adam(group["params"], lr=group["lr"], fused=_fused(group["params"]))
+    """Take Adam's step on one group of another optimizer, whose state it shares."""
+    eps = group.get("eps", 1e-8)  # a state from before ρ had its own
+    adam = torch.optim.Adam(group["params"], lr=group["lr"], eps=eps, fused=_fused(group["params"]))
     adam.state = optimizer.state
     for parameter in group["params"]:
         # A loaded state has it where the file was read: torch moves it only for optimizers that it knows to be fused.

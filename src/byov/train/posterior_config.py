@@ -31,7 +31,7 @@ from byov.train.loop import Place
 Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
 _COMPONENTS = ("ensemble", "emp", "ecmp")
 _TAKEN_BY: dict[str, tuple[str, ...]] = {
-    "log_var": ("gaussian",),
+    **dict.fromkeys(("log_var", "relative"), ("gaussian",)),
     "p": ("dropout", "dropconnect"),
     "sigma": ("dropout", "dropconnect", *_COMPONENTS),
     **dict.fromkeys(("k", "start", "spread", "apart"), _COMPONENTS),
@@ -111,7 +111,10 @@ class FamilyConfig(ObjectiveConfig):
     """Where; "before-norm" is dropout's place in the patching paper, before every BatchNorm."""
     output_family: Name | None = None
     """Another family for the output layer, beside `family` on the rest of `on`."""
-    log_var: float = -10.0
+    relative: float = 0.05
+    """σ of a Gaussian at the start, as a share of each layer's own scale (the root mean square of its weights)."""
+    log_var: float | None = None
+    """Or ρ = log σ² at the start, the same for every weight."""
     p: float = 0.005
     k: int = 5
     sigma: float = 0.0
@@ -194,7 +197,7 @@ class FamilyConfig(ObjectiveConfig):
         start = start if self.start == "auto" else self.start
         match name:
             case "gaussian":
-                return Gaussian(self.log_var)
+                return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
             case "dropout":
                 return Dropout(self.p, self.sigma)
             case "dropconnect":
