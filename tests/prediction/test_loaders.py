@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from small_networks import mlp, seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import byov
 
-from .networks import STRATEGIES, by_hand, mlp, same, seeded, snapshot, spread
+from .networks import STRATEGIES, by_hand, same, snapshot, spread
 
 
 @pytest.fixture

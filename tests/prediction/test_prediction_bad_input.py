@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_networks import mlp
 from torch import Tensor, nn
 
 import byov
 
-from .networks import Net, mlp
+from .networks import Net
 
 
 @pytest.fixture

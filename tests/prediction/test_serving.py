@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from small_networks import mlp, seeded
 from torch.testing import assert_close
 
 import byov
 
-from .networks import STRATEGIES, Net, by_hand, mlp, same, seeded, spread
+from .networks import STRATEGIES, Net, by_hand, same, spread
 
 
-def check(serving: byov.Serving, x: Any, samples: int = 6, seed: int = 7) -> None:
+def check(serving: byov.Serving, x: Any, seed: int = 7, atol: float = 1e-12) -> None:
     """One call, compared with a loop by hand; the serving keeps its draws."""
     found = serving(x, seeded(seed)).draws
-    assert_close(found, by_hand(serving.model, x, samples, seed), rtol=0, atol=1e-12)  # type: ignore[arg-type]
+    assert_close(found, by_hand(serving.model, x, 6, seed), rtol=0, atol=atol)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def model() -> byov.BayesianModule:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rules", [byov.Gaussian(-1.0), byov.EMP(3), {byov.output_layer: byov.Ensemble(3)}], ids=str)
-def test_it_follows_the_weights(rules: Any, strategy: Any) -> None:
+def test_it_follows_the_weights_and_their_dtype(rules: Any, strategy: Any) -> None:
     model, x = spread(byov.bayesianize(Net(), rules)).double(), torch.randn(5, 6).double()
     serving = byov.Serving(model, 6, strategy, keep=True)
     for call in range(3):
@@ -40,6 +40,10 @@ def test_it_follows_the_weights(rules: Any, strategy: Any) -> None:
     for factor in model.factors:
         for role in factor.roles.values():
             role.data = 3 * role.data  # which no version counts
+    check(serving, x)
+    model.float()
+    check(serving, x.float(), atol=1e-5)
+    model.double()
     check(serving, x)
     model.net.register_buffer("scale", torch.tensor(3.0).double())
     model.net.way = lambda net, x: net.head(net.body(x) * net.scale)
@@ -68,16 +72,6 @@ def test_calls_are_those_of_predict(model: byov.BayesianModule, strategy: Any, t
         for one in found:
             same(one, byov.predict(model, data, 70, strategy, tolerance), atol=0)
         assert float((found[0].mean - found[1].mean).abs().max()) > 1e-6
-
-
-def test_a_plain_network() -> None:
-    net, x = nn.Linear(6, 2), torch.randn(5, 6)
-    serving = byov.Serving(net, task="regression", precision=4.0)
-    for _ in range(2):
-        found = serving(x)
-        assert_close(found.mean, net(x))
-        assert_close(found.std, torch.full((5, 2), 0.5))
-        net.weight.data += 1.0
 
 
 def test_a_serving_inside_its_own_pass_is_refused(model: byov.BayesianModule) -> None:

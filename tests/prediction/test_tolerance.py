@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from small_networks import mlp, seeded
+from torch import Tensor
 from torch.testing import assert_close
 
 import byov
 
-from .networks import by_hand, digits, trained
+from .networks import by_hand
 
 SAMPLES, TOLERANCE = 300, 0.012
 LOOKS = (32, 64, 96, 144, 216, 300)
-
-
-def seeded() -> Generator:
-    return Generator().manual_seed(9)
 
 
 def standard_error(draws: Tensor) -> float:
     return float((draws.std(0) / len(draws) ** 0.5).max())
 
 
-@pytest.fixture(scope="module")
-def model() -> byov.BayesianModule:
-    return copy.deepcopy(trained(byov.Dropout(0.1))).double()
+def until(model: byov.BayesianModule, x: Any, tolerance: float = TOLERANCE, samples: int = SAMPLES) -> byov.Prediction:
+    return byov.predict(model, x, samples, tolerance=tolerance, generator=seeded())
+
+
+@pytest.fixture(scope="module", params=["*", "3.*"], ids=["all", "head"])
+def model(request: pytest.FixtureRequest) -> byov.BayesianModule:
+    torch.manual_seed(3)
+    return byov.bayesianize(mlp(), {request.param: byov.Dropout(0.1)}).double()
 
 
 @pytest.fixture(scope="module")
 def x() -> Tensor:
-    return digits()[2][:60].double()
+    """Inputs of all sizes, for which the draws agree more or less."""
+    return (torch.randn(60, 6, generator=seeded()) * torch.linspace(0.02, 6.0, 60)[:, None]).double()
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
@@ -41,7 +43,7 @@ def test_every_input_stops_at_the_first_look_below_the_tolerance(
     model: byov.BayesianModule, x: Tensor, strategy: Any
 ) -> None:
     """And its result is that of its own first draws: nothing about the other inputs shows, and their order is kept."""
-    draws = by_hand(model, x, SAMPLES, seed=9)
+    draws = by_hand(model, x, SAMPLES)
     found = byov.predict(model, x, SAMPLES, strategy, tolerance=TOLERANCE, generator=seeded())
     used = found.samples
     assert isinstance(used, Tensor)
@@ -59,11 +61,8 @@ def test_every_input_stops_at_the_first_look_below_the_tolerance(
 
 
 def test_the_company_of_an_input_does_not_matter(model: byov.BayesianModule, x: Tensor) -> None:
-    whole = byov.predict(model, x, SAMPLES, tolerance=TOLERANCE, generator=seeded())
-    order = torch.randperm(len(x))
-    shuffled = byov.predict(model, x[order], SAMPLES, tolerance=TOLERANCE, generator=seeded())
-    batches = byov.predict(model, list(x.split(7)), SAMPLES, tolerance=TOLERANCE, generator=seeded())
-    mapping = byov.predict(model, {"input": x}, SAMPLES, tolerance=TOLERANCE, generator=seeded())
+    whole, order = until(model, x), torch.randperm(len(x))
+    shuffled, batches, mapping = (until(model, data) for data in (x[order], list(x.split(7)), {"input": x}))
     for name in ("mean", "std", "mutual_information", "samples"):
         value = getattr(whole, name)
         assert_close(getattr(shuffled, name), value[order], rtol=0, atol=1e-10)
@@ -72,20 +71,18 @@ def test_the_company_of_an_input_does_not_matter(model: byov.BayesianModule, x: 
 
 
 def test_loose_and_tight_tolerances(model: byov.BayesianModule, x: Tensor) -> None:
-    loose = byov.predict(model, x, SAMPLES, tolerance=10.0, generator=seeded())
-    tight = byov.predict(model, x, SAMPLES, tolerance=1e-9, generator=seeded())
+    tight = until(model, x, 1e-9)
     plain = byov.predict(model, x, SAMPLES, generator=seeded())
-    assert set(loose.samples.tolist()) == {32}
-    assert set(tight.samples.tolist()) == {SAMPLES}
     assert_close(tight.mean, plain.mean, rtol=0, atol=1e-12)
-    few = byov.predict(model, x, 5, tolerance=10.0, generator=seeded())
-    assert set(few.samples.tolist()) == {5}
+    loose, few = until(model, x, 10.0), until(model, x, 10.0, samples=5)
+    for found, draws in ((tight, SAMPLES), (loose, 32), (few, 5)):
+        assert set(found.samples.tolist()) == {draws}  # type: ignore[union-attr]
 
 
 def test_a_regression_stops_too() -> None:
     line = byov.bayesianize(torch.nn.Linear(1, 1, bias=False), byov.Gaussian(-2.0))
     x = torch.tensor([[0.0], [0.3], [30.0]])
-    draws = by_hand(line, x, 200, seed=9, softmax=False)
+    draws = by_hand(line, x, 200, softmax=False)
     found = byov.predict(line, x, 200, tolerance=0.02, generator=seeded(), task="regression", precision=1.0)
     used = found.samples.tolist()
     assert used[0] == 32
