@@ -76,7 +76,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     root = Path(__file__).parents[1]
     processes = [subprocess.Popen([*command, str(rank), str(folder)], cwd=root) for rank in range(RANKS)]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * RANKS
+        assert [process.wait(timeout=1800) for process in processes] == [0] * RANKS
     finally:
         for process in processes:
             process.kill()
