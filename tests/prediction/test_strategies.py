@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import byov
 from byov.posterior import Family
 from byov.prediction import head, strategies
+from byov.prediction.result import Running
 
 from .networks import FAMILIES, STRATEGIES, by_hand, same, shared, spread
 
@@ -105,7 +106,10 @@ def test_memory_does_not_grow_with_the_draws(rule: str, strategy: Any, monkeypat
     monkeypatch.setattr(strategies, "TOGETHER", 4 * 5 * 3)
     monkeypatch.setitem(strategies.CHUNK, "cpu", 4 * 107)
     monkeypatch.setattr(head, "CHUNK", 4 * 24)
+    sizes, take = [], Running.take
+    monkeypatch.setattr(Running, "take", lambda self, out: sizes.append(len(out)) or take(self, out))
     found = byov.predict(model, x, 41, strategy, generator=seeded(), keep=True)
+    assert max(sizes) == 4
     same(found, whole)
     assert_close(found.draws, whole.draws, rtol=0, atol=1e-12)
 
