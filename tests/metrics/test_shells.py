@@ -1,12 +1,10 @@
 """A shell over any split into batches, merged from any parts, gives the number of its function on the whole."""
 
-import ast
 import doctest
 import importlib
 import inspect
 import pickle
 import pkgutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -166,18 +164,3 @@ def test_every_public_name_has_an_example(home) -> None:  # type: ignore[no-unty
         if inspect.ismodule(thing) or issubclass(thing if inspect.isclass(thing) else object, tuple):
             continue
         assert ">>>" in (thing.__doc__ or ""), name
-
-
-def test_nothing_is_imported_but_torch_and_torchmetrics() -> None:
-    """The functions need torch alone, the shells torchmetrics too; matplotlib waits until something is plotted."""
-    home = Path(metrics.__file__).parent
-    for path in home.rglob("*.py"):
-        imports = {
-            node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        }
-        own = "byov.metrics.functional" if path.parent.name == "functional" else "byov.metrics"
-        foreign = {name for name in imports if name and not name.startswith(own)}
-        allowed = sys.stdlib_module_names | ({"torch"} if own.endswith("functional") else {"torch", "torchmetrics"})
-        assert {name.split(".")[0] for name in foreign} <= allowed, path

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import byov
 from byov.models import cifar_resnet18, convnet, pyramidnet, regression_mlp, resnet, table3_mlp, vit
 from byov.models.vit import Patches
 
@@ -14,27 +15,29 @@ def count(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-def patched(net: nn.Module, components: int = 5) -> int:
-    """Parameters with every norm layer and the last linear layer held `components` times."""
-    norms = sum(count(m) for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    output = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
-    return count(net) + (components - 1) * (norms + count(output))
-
-
 @pytest.mark.parametrize(
-    ("build", "plain", "emp"),
+    ("build", "plain", "patched", "ensemble"),
     [
-        (table3_mlp, 1_009_900, 1_129_100),
-        (lambda: resnet(18), 11_689_512, 13_779_912),
-        (pyramidnet, 28_511_307, 28_825_299),
+        (table3_mlp, 1_009_900, 1_129_100, 5_049_500),
+        (lambda: resnet(18), 11_689_512, 13_779_912, 58_447_560),
+        (pyramidnet, 28_511_307, 28_825_299, 142_556_535),
     ],
 )
-def test_table_3(build, plain: int, emp: int) -> None:
+def test_table_3(build: Callable[[], nn.Module], plain: int, patched: int, ensemble: int) -> None:
+    """Of the patching paper; and what the other families learn."""
     with torch.device("meta"):
         net = build()
     assert count(net) == plain
-    assert patched(net) == emp
-    assert 5 * count(net) == {1_009_900: 5_049_500, 11_689_512: 58_447_560, 28_511_307: 142_556_535}[plain]
+    for kind in (byov.EMP, byov.ECMP):
+        model = byov.bayesianize(net, {byov.norm_layers: kind(5), byov.output_layer: kind(5)})
+        assert count(model) == patched
+    for family, learned in (
+        (byov.Ensemble(5), ensemble),
+        (byov.Gaussian(), 2 * plain),
+        (byov.Dropout(0.1), plain),
+        (byov.DropConnect(0.1), plain),
+    ):
+        assert count(byov.bayesianize(net, family)) == learned
 
 
 def test_table_3_mlp_has_a_hundred_layers_of_a_hundred_units() -> None:

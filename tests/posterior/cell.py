@@ -1,4 +1,4 @@
-"""One family on one network, and how the tests compare what comes out of it."""
+"""Every family, one of them on one network, and how the tests compare what comes out of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from small_networks import NETWORKS, shake
 from timm.layers import DropPath
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 import byov
 from byov.posterior import Family
 
-from .networks import shake
+FAMILIES: list[Family] = [  # a new family is one more line
+    byov.Gaussian(),
+    byov.Dropout(0.1),
+    byov.DropConnect(0.1),
+    byov.Ensemble(3),
+    byov.EMP(3),
+    byov.ECMP(3),
+    byov.Ensemble(3, learn_probs=True),
+    byov.EMP(3, learn_probs=True),
+    byov.ECMP(3, learn_probs=True),
+]
 
 
 @dataclass
@@ -25,10 +36,6 @@ class Cell:
     plain: nn.Module
     model: byov.BayesianModule
     x: Tensor
-
-    @property
-    def has_batchnorm(self) -> bool:
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.plain.modules())
 
     def spread(self) -> Cell:
         """The same with a posterior that is not where it started: components apart, σ uneven."""
@@ -54,8 +61,13 @@ class Cell:
         return net
 
 
-def seeded(seed: int) -> Generator:
-    return Generator().manual_seed(seed)
+def trained(kind: str) -> tuple[nn.Module, Tensor]:
+    """A network that has seen a batch, and a batch."""
+    make, batch = NETWORKS[kind]
+    plain, x = make(), batch()
+    shake(plain)
+    plain.train()(x)
+    return plain, x
 
 
 def call(model: nn.Module, x: Tensor, seed: int = 5) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small_networks import NETWORKS
 
 import byov
 from byov.posterior import Family
 
-from .cell import Cell
-from .networks import FAMILIES, NETWORKS, trained
+from .cell import FAMILIES, Cell, trained
 
 
 @pytest.fixture(params=list(NETWORKS))

@@ -1,4 +1,4 @@
-"""Two processes under DDP: what each rank draws, what the gradients are, and that the replicas stay equal."""
+"""Two processes under DDP: what each rank draws, and what the gradients are."""
 
 from __future__ import annotations
 
@@ -54,19 +54,6 @@ def gradients(family: Any, rank: int) -> tuple[Tensor, Tensor]:
     return flat(p.grad for p in model.parameters()), flat(p.grad for p in alone.parameters())
 
 
-def trained(family: Any, rank: int) -> tuple[Tensor, Tensor]:
-    """Parameters before and after four steps with the KL in the loss, each rank with data and draws of its own."""
-    model = make(family)
-    start = flat(model.parameters()).clone()
-    replica = DDP(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for step in range(4):
-        optimizer.zero_grad()
-        (replica(batch(rank + RANKS * step)).square().sum() + 0.1 * model.kl()).backward()
-        optimizer.step()
-    return start, flat(model.parameters())
-
-
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
@@ -76,9 +63,7 @@ def worker(rank: int, folder: str) -> None:
         "shared alike": draws(shared=True, seed=7),
     }
     for family in FAMILIES:
-        name = type(family).__name__
-        result[f"{name} gradients"] = gradients(family, rank)
-        result[f"{name} trained"] = trained(family, rank)
+        result[type(family).__name__] = gradients(family, rank)
     torch.save(result, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -91,7 +76,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     root = Path(__file__).parents[1]
     processes = [subprocess.Popen([*command, str(rank), str(folder)], cwd=root) for rank in range(RANKS)]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * RANKS
+        assert [process.wait(timeout=1800) for process in processes] == [0] * RANKS
     finally:
         for process in processes:
             process.kill()
@@ -116,17 +101,10 @@ def test_a_shared_draw_is_the_same_on_every_rank(ranks: list[dict[str, Any]]) ->
 
 @pytest.mark.parametrize("name", [type(f).__name__ for f in FAMILIES])
 def test_gradients_are_the_average_over_ranks(ranks: list[dict[str, Any]], name: str) -> None:
-    (first, alone_first), (second, alone_second) = (rank[f"{name} gradients"] for rank in ranks)
+    (first, alone_first), (second, alone_second) = (rank[name] for rank in ranks)
     assert torch.equal(first, second)
     assert not torch.allclose(alone_first, alone_second)
     torch.testing.assert_close(first, (alone_first + alone_second) / 2, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", [type(f).__name__ for f in FAMILIES])
-def test_replicas_stay_equal_over_steps(ranks: list[dict[str, Any]], name: str) -> None:
-    (start, end), (_, other_end) = (rank[f"{name} trained"] for rank in ranks)
-    assert torch.equal(end, other_end)
-    assert (end - start).abs().max() > 0.01
 
 
 if __name__ == "__main__":

@@ -10,19 +10,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Generator, Tensor, nn
+from small_networks import seeded, shake
+from torch import Tensor, nn
 
 import byov
-from byov.posterior.random import categorical
 from byov.train.optimizers import parameter_groups
 
-from .networks import shake
-
 KINDS = (byov.Ensemble, byov.EMP, byov.ECMP)
-
-
-def seeded(seed: int = 1) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def uneven(net: nn.Module, kind: type, k: int = 3) -> byov.BayesianModule:
@@ -129,22 +123,6 @@ def test_draws_follow_the_probabilities_and_so_do_the_moments(kind: type) -> Non
         assert std[name].item() == pytest.approx(spread, rel=1e-8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fixed_probabilities_draw_as_they_always_did(kind: type) -> None:
-    """The assignment is `categorical`'s, and θ the components it picks, to the bit."""
-    model = byov.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), kind(3))
-    shake(model)
-    factor = model.factors[0]
-    components = factor.get_parameter("components")
-    cells = {byov.Ensemble: 1, byov.EMP: 2, byov.ECMP: 13}[kind]
-    z = categorical((cells,), (1 / 3,) * 3, components, seeded())
-    each = z[factor.layout.layer_cells()] if kind is byov.EMP else z.expand(13)
-    expected = torch.stack([components[k, i] for i, k in enumerate(each.tolist())])
-    (noise,) = model.noise(seeded())
-    assert torch.equal(factor.family.draw(factor.roles, factor.cells, noise), expected)
-    assert [name for name, _ in model.named_parameters()] == ["q.0.components"]
-
-
 @pytest.mark.parametrize(("kind", "assignments"), [(byov.Ensemble, (9,)), (byov.EMP, (1, 1)), (byov.ECMP, (6, 3))])
 def test_the_kl_gains_the_entropy_of_the_choice(kind: type, assignments: tuple[int, ...]) -> None:
     """Per assignment KL(p ‖ uniform), beside equation (6) under p: one a network, one a layer, one an element."""
@@ -167,6 +145,7 @@ def test_at_the_start_nothing_but_the_logits_is_new(kind: type) -> None:
     fixed, learned = byov.bayesianize(net, kind(3)), byov.bayesianize(net, kind(3, learn_probs=True))
     assert torch.equal(fixed.kl(), learned.kl())
     assert all(torch.equal(fixed.mean()[name], learned.mean()[name]) for name in fixed.mean())
+    assert [name for name, _ in fixed.named_parameters()] == ["q.0.components"]
     given = byov.bayesianize(net, kind(3, probs=(0.5, 0.3, 0.2), learn_probs=True))
     p = given.factors[0].get_parameter("logits").softmax(0)
     torch.testing.assert_close(p, torch.tensor([[0.5], [0.3], [0.2]]).expand_as(p))

@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from small_networks import mlp, seeded, shake
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import byov
 
-from .networks import FAMILIES, shake
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+from .cell import FAMILIES
 
 
 class Temperature(nn.Module):
@@ -111,39 +108,14 @@ def test_a_buffer_that_is_replaced_is_kept(family: Any) -> None:
         assert model.net.get_buffer("seen").item() == 12.0
 
 
-def test_hooks_and_attributes_of_the_network_still_work() -> None:
-    net, seen = mlp(), []
-    model = byov.bayesianize(net, byov.Gaussian())
-    model.net.get_submodule("0").register_forward_hook(lambda m, i, o: seen.append(m.weight.shape))
-    model(torch.randn(4, 3))
-    assert seen == [torch.Size([4, 3])]
-    assert model.net.get_submodule("0").in_features == 3
-
-
 def test_a_generator_leaves_the_global_seed_alone_and_so_does_eval() -> None:
-    model, x = byov.bayesianize(mlp(), byov.EMP(3)), torch.ones(4, 3)
+    model, x = byov.bayesianize(mlp(), byov.EMP(3)), torch.ones(4, 6)
     state = torch.get_rng_state()
-    with model.draw(generator=Generator().manual_seed(1)):
+    with model.draw(generator=seeded()):
         model(x)
-    model.sample(3, generator=Generator().manual_seed(1))
+    model.sample(3, generator=seeded())
     model.eval()(x)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_both_views_in_one_call_see_one_draw() -> None:
-    """ε is one draw per minibatch, the same for both views: a network called twice inside one call."""
-
-    class Siamese(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.encoder(x), self.encoder(x)
-
-    model = byov.bayesianize(Siamese(), byov.Gaussian(0.0))
-    first, second = model(torch.randn(4, 3))
-    assert torch.equal(first, second)
 
 
 def test_snr_of_a_weight_without_spread() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from small_networks import Tied, shake
 from torch import Tensor, nn
 
 import byov
-
-from .networks import Tied, shake
 
 
 def make(prior: Any = None, rules: Any = None) -> byov.BayesianModule:
@@ -55,53 +55,31 @@ def test_ema_s_variance_survives_float32() -> None:
     torch.testing.assert_close(ema.variance(0).double(), square - mean**2, rtol=0.1, atol=1e-12)
 
 
-def test_ema_is_of_the_mean_and_never_of_a_draw() -> None:
-    model = make(rules=byov.EMP(2))
-    shake(model)
-    ema = byov.EMA(model)
-    with model.draw():
-        ema.update(model, 0.5)
-    torch.testing.assert_close(ema.mean(0), model.factors[0].flat_mean())
-
-
-def test_ema_covers_points_and_gives_tensors_by_name() -> None:
-    model = make(rules={"2.*": byov.Gaussian()})
-    ema = byov.EMA(model)
-    before = {name: p.detach().clone() for name, p in model.points()} | {
-        name: m.detach().clone() for name, m in model.mean().items()
-    }
-    shake(model)
-    ema.update(model, 0.75)
-    now = dict(model.points()) | model.mean()
-    tensors = ema.tensors(model)
-    assert tensors.keys() == before.keys() == {n for n in model.point_state_dict() if n.endswith(("weight", "bias"))}
-    for name, value in tensors.items():
-        torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * now[name])
-
-
-@pytest.mark.parametrize("rules", [byov.Gaussian(), {"mix.*": byov.Gaussian()}], ids=["covered", "points"])
-def test_ema_knows_ties(rules: Any) -> None:
-    model = byov.bayesianize(Tied(), rules)
-    tensors = byov.EMA(model).tensors(model)
-    assert tensors["embed.weight"] is tensors["out.weight"]
-    assert tensors.keys() == Tied().state_dict().keys()
-
-
-def test_ema_of_a_plain_network() -> None:
+@pytest.mark.parametrize("rules", [None, byov.Gaussian(), byov.EMP(2), {"mix.*": byov.Gaussian()}], ids=str)
+def test_ema_by_name_of_means_points_and_ties_and_of_a_plain_network(rules: Any) -> None:
+    """Of the posterior's mean, and never of a draw."""
     net = Tied()
-    ema = byov.EMA(net, variance=False)
-    before = {name: p.detach().clone() for name, p in net.named_parameters(remove_duplicate=False)}
-    shake(net)
-    ema.update(net, 0.75)
-    tensors = ema.tensors(net)
+    model = net if rules is None else byov.bayesianize(net, rules)
+    shake(model)
+
+    def now() -> dict[str, Tensor]:
+        state = model.state_dict() if rules is None else model.point_state_dict()
+        return {name: value.clone() for name, value in state.items()}
+
+    ema, before = byov.EMA(model), now()
+    shake(model)
+    with nullcontext() if rules is None else model.draw():
+        ema.update(model, 0.75)
+    tensors = ema.tensors(model)
     assert tensors.keys() == before.keys()
-    for name, p in net.named_parameters(remove_duplicate=False):
-        torch.testing.assert_close(tensors[name], 0.75 * before[name] + 0.25 * p)
+    assert tensors["embed.weight"] is tensors["out.weight"]
+    for name, value in now().items():
+        torch.testing.assert_close(tensors[name], 0.75 * before[name] + 0.25 * value)
+
+
+def test_ema_without_a_variance_has_none_and_ema_refuses_other_models() -> None:
     with pytest.raises(ValueError, match="keeps no variance"):
-        ema.variance(0)
-
-
-def test_ema_refuses_other_models() -> None:
+        byov.EMA(make(), variance=False).variance(0)
     ema = byov.EMA(make())
     with pytest.raises(ValueError, match="a model with other parameters"):
         ema.update(make(rules={"2.*": byov.Gaussian()}), 0.9)
@@ -117,19 +95,14 @@ def test_ema_and_priors_stay_in_float32() -> None:
     assert make(byov.TeacherNormal()).double().prior.ema.mean(0).dtype == torch.float64
 
 
-def test_teacher_moments() -> None:
+def test_the_teachers_variance_has_a_floor() -> None:
     model = make()
     ema = byov.EMA(model)
     for _ in range(5):
         shake(model, 1e-3)
         ema.update(model, 0.9)
-    layout = model.factors[0].layout
-    mean, std = byov.TeacherMean(ema, std=0.4).moments(0, layout)
-    assert torch.equal(mean, ema.mean(0))
-    assert std.item() == pytest.approx(0.4)
     floor = ema.variance(0).median().item()
-    mean, std = byov.TeacherNormal(ema, floor=floor).moments(0, layout)
-    assert torch.equal(mean, ema.mean(0))
+    _, std = byov.TeacherNormal(ema, floor=floor).moments(0, model.factors[0].layout)
     torch.testing.assert_close(std**2, ema.variance(0).clamp_min(floor))
     assert std.min().item() == pytest.approx(floor**0.5)
 
@@ -139,19 +112,13 @@ def test_a_teacher_prior_makes_its_own_ema_and_lives_with_it() -> None:
     with pytest.raises(ValueError, match="TeacherMean has no teacher yet"):
         make().kl(prior)
     model = make(prior)
+    assert all(not name.startswith("prior") for name, _ in model.named_parameters())
     start = model.kl()
     shake(model, 0.3)
     far = model.kl()
     prior.ema.update(model, 0.0)
     assert far > model.kl()  # the prior came after
     assert start.item() == pytest.approx(4.5 * flat(model).numel(), rel=0.01)
-
-
-def test_the_teacher_is_not_learned() -> None:
-    model = make(byov.TeacherNormal())
-    assert all(not name.startswith("prior") for name, _ in model.named_parameters())
-    model.kl().backward()
-    assert not any(b.requires_grad for b in model.prior.buffers())
 
 
 def named(value: float) -> byov.Normal:

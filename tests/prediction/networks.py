@@ -1,22 +1,17 @@
-"""Small networks of every kind, trained ones, and the prediction by hand that the engine is compared with."""
+"""The prediction by hand that the engine is compared with, and networks that do odd things."""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from timm.models.vision_transformer import VisionTransformer as TimmViT
-from torch import Generator, Tensor, nn
-from torch.nn.functional import cross_entropy
+from small_networks import seeded, shake
+from torch import Tensor, nn
 from torch.testing import assert_close
-from torchvision.models import VisionTransformer
-from torchvision.models.resnet import BasicBlock, ResNet
 
 import byov
 from byov.posterior import Family
@@ -31,63 +26,6 @@ FAMILIES: list[Family] = [
 ]
 STRATEGIES = ("loop", "vmap", "auto")
 Way = Callable[[Any, Tensor], Tensor]
-
-
-def seeded(seed: int = 7) -> Generator:
-    return Generator().manual_seed(seed)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-class NarrowResNet18(ResNet):
-    """torchvision's resnet18 with an eighth of the channels, on 32 px."""
-
-    def __init__(self) -> None:
-        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=3)
-        self.fc = nn.Linear(64, 3)
-
-    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
-        return super()._make_layer(block, planes // 8, *args, **kwargs)
-
-
-def timm_vit() -> nn.Module:
-    """With drop-path, which is off in eval mode."""
-    return TimmViT(
-        img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2, num_classes=3, drop_path_rate=0.5, mlp_ratio=2
-    )
-
-
-def torchvision_vit() -> nn.Module:
-    return VisionTransformer(
-        image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=12, mlp_dim=16, num_classes=3
-    )
-
-
-class Tied(nn.Module):
-    """A language model in small: the output layer reads the embedding's weights; logits are (N, words, length)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 6)
-        self.norm = nn.LayerNorm(6)
-        self.out = nn.Linear(6, 7)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.norm(self.embed(tokens)))).transpose(1, 2)
-
-
-class Recurrent(nn.Module):
-    """An LSTM reads its weights from a list of its own, which only its setter keeps up to date."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x[:, None].expand(-1, 3, -1))[0][:, -1])
 
 
 def shared() -> nn.Module:
@@ -117,20 +55,10 @@ class Net(nn.Module):
 HEAD = {"head.*": byov.Gaussian(-1.0)}
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "mlp-batchnorm": (mlp, lambda: torch.randn(5, 6)),
-    "resnet18": (NarrowResNet18, lambda: torch.randn(4, 3, 32, 32)),
-    "timm-vit": (timm_vit, lambda: torch.randn(4, 3, 16, 16)),
-    "torchvision-vit": (torchvision_vit, lambda: torch.randn(4, 3, 16, 16)),
-    "tied": (Tied, lambda: torch.randint(7, (4, 3))),
-}
-
-
 def spread(model: byov.BayesianModule, by: float = 0.1) -> byov.BayesianModule:
     """Move everything that is learned or counted, so that components differ and no statistic is 0 or 1."""
+    shake(model, by)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=by)
         for buffer in model.buffers():
             if buffer.is_floating_point():
                 buffer.add_(torch.rand_like(buffer), alpha=by)
@@ -184,28 +112,3 @@ def snapshot(model: nn.Module) -> list[Any]:
             found.append((name, id(value), [(key, id(each)) for key, each in inside]))
     state = model.state_dict()
     return [*found, list(state), [value.tolist() for value in state.values()]]
-
-
-@cache
-def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images and labels, test images and labels."""
-    bunch = load_digits()
-    x, y = torch.tensor(bunch.data / 16.0, dtype=torch.float32), torch.tensor(bunch.target)
-    return x[:1400], y[:1400], x[1400:], y[1400:]
-
-
-@cache
-def trained(family: Family, steps: int = 300) -> byov.BayesianModule:
-    """A digits classifier that has been trained, in train mode."""
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(64, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 10))
-    model = byov.bayesianize(net, family)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    x, y, _, _ = digits()
-    for _ in range(steps):
-        pick = torch.randint(len(x), (128,))
-        loss = cross_entropy(model(x[pick]), y[pick]) + 0.1 * model.kl() / len(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model

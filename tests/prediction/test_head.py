@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import timm
 import torch
-import torchvision
+from small_networks import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
@@ -20,9 +20,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import byov
-from byov.prediction.head import known
 
-from .networks import FAMILIES, HEAD, Net, agree, by_hand, seeded, spread
+from .networks import FAMILIES, HEAD, Net, agree, by_hand, spread
 
 
 def passes(model: byov.BayesianModule, x: Any, **options: Any) -> tuple[int, byov.Prediction]:
@@ -64,23 +63,6 @@ def test_the_body_of_a_known_network_runs_once() -> None:
     assert_close(found.draws, by_hand(model, x, 50))
 
 
-def test_what_is_known() -> None:
-    class Own(nn.Linear):
-        pass
-
-    timm_net = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, depth=1)
-    assert known(timm_net.modules())
-    assert known(torchvision.models.resnet18().modules())
-    assert not known(nn.Sequential(Own(2, 2)).modules())
-    hooked_net = nn.Sequential(nn.Linear(2, 2))
-    handle = hooked_net[0].register_forward_pre_hook(lambda *_: None)
-    assert not known(hooked_net.modules())
-    handle.remove()
-    assert known(hooked_net.modules())
-    hooked_net[0].forward = lambda x: x  # type: ignore[method-assign]
-    assert not known(hooked_net.modules())
-
-
 def tokens(net: Any, x: Tensor) -> Tensor:
     return net.head(net.body(x[:, None] * torch.arange(1.0, 5.0)[:, None]))
 
@@ -91,28 +73,52 @@ def casts_before(net: Any, x: Tensor) -> Tensor:
     return net.head(h.float())
 
 
-@pytest.mark.parametrize(
-    ("net", "rule"),
-    [
-        (Net(), "head.*"),
-        (Net(), "head.weight"),
-        (Net(), "head.bias"),
-        (nn.Sequential(nn.Tanh(), nn.Linear(6, 3, bias=False)), "*"),
-        (nn.Linear(6, 3), "*"),
-        (nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(6, 3)))), "1.*"),
-        (Net(tokens), "head.*"),
-        (Net(casts_before), "head.*"),
-        (Net(lambda net, x: net.head(net.body(x.clamp_(-1, 1)))), "head.*"),
-    ],
-    ids=["whole", "weight", "bias", "no bias", "the network itself", "deep", "tokens", "casts before", "clips"],
-)
-def test_it_is_used(net: nn.Module, rule: str) -> None:
-    assert agree(byov.bayesianize(net, {rule: byov.Gaussian(-1.0)}), torch.randn(5, 6)).strategy == "head"
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
 
 
-def test_two_families_on_one_layer() -> None:
-    rules = {"head.weight": byov.Gaussian(-1.0), "head.bias": byov.EMP(3, spread=2.0)}
-    assert agree(byov.bayesianize(Net(), rules), torch.randn(5, 6)).strategy == "head"
+def of_torch(**after: nn.Module) -> nn.Sequential:
+    """A network of known code, which is believed after one pass."""
+    return nn.Sequential(OrderedDict(body=nn.Linear(6, 6), head=nn.Linear(6, 3), **after))
+
+
+def changed(net: Any, change: Callable[[Any], object]) -> nn.Module:
+    change(net)
+    return net
+
+
+def hooked(net: Any, where: str, hook: Any) -> nn.Module:
+    return changed(net, lambda net: net.get_submodule(where).register_forward_hook(hook))
+
+
+def doubles(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+    return 2 * out
+
+
+def doubles_before(net: Any) -> None:
+    net.head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+USED: dict[str, tuple[nn.Module, Any]] = {
+    "whole": (Net(), HEAD),
+    "weight": (Net(), {"head.weight": byov.Gaussian(-1.0)}),
+    "bias": (Net(), {"head.bias": byov.Gaussian(-1.0)}),
+    "two families": (Net(), {"head.weight": byov.Gaussian(-1.0), "head.bias": byov.EMP(3, spread=2.0)}),
+    "no bias": (nn.Sequential(nn.Tanh(), nn.Linear(6, 3, bias=False)), byov.Gaussian(-1.0)),
+    "the network itself": (nn.Linear(6, 3), byov.Gaussian(-1.0)),
+    "deep": (nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 3))), {"1.*": byov.Gaussian(-1.0)}),
+    "tokens": (Net(tokens), HEAD),
+    "casts before": (Net(casts_before), HEAD),
+    "clips": (Net(lambda net, x: net.head(net.body(x.clamp_(-1, 1)))), HEAD),
+    "a hook before": (changed(Net(), doubles_before), HEAD),  # what the layer is given is what comes out of it
+}
+
+
+@pytest.mark.parametrize("kind", USED)
+def test_it_is_used(kind: str) -> None:
+    net, rules = USED[kind]
+    assert agree(byov.bayesianize(net, rules), torch.randn(5, 6)).strategy == "head"
 
 
 def test_one_output_of_a_regression_and_a_mapping() -> None:
@@ -120,16 +126,6 @@ def test_one_output_of_a_regression_and_a_mapping() -> None:
     found = byov.predict(model, {"input": x}, 9, generator=seeded(), task="regression", keep=True)
     assert found.strategy == "head"
     assert_close(found.draws, by_hand(model, x, 9, softmax=False))
-
-
-def test_a_tolerance_stops_inputs_where_a_loop_would() -> None:
-    model, x = byov.bayesianize(Net(), HEAD).double(), torch.randn(30, 6).double()
-    loop, found = (byov.predict(model, x, 200, s, tolerance=0.015, generator=seeded()) for s in ("loop", "auto"))  # type: ignore[arg-type]
-    assert found.strategy == "head"
-    assert torch.equal(torch.as_tensor(found.samples), torch.as_tensor(loop.samples))
-    assert len(set(found.samples.tolist())) > 1  # type: ignore[union-attr]
-    assert_close(found.mean, loop.mean, rtol=0, atol=1e-12)
-    assert_close(found.expected_entropy, loop.expected_entropy, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("part", ["", "body", "head"])
@@ -149,60 +145,28 @@ def test_autocast_around_the_prediction() -> None:
         assert agree(byov.bayesianize(Net(), HEAD), torch.randn(5, 6), atol=5e-3).strategy == "head"
 
 
-class Scaled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
+NOT_USED = {
+    "a random body": Net(),
+    "a subclass": changed(Net(), lambda net: setattr(net, "head", Scaled(6, 3))),
+    "two layers": changed(Net(), lambda net: setattr(net, "head", nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)))),
+    "tied": changed(Net(), lambda net: setattr(net.body[0], "weight", net.head.weight)),  # it is in the features too
+    "a hook": hooked(Net(), "head", doubles),
+    "a hook on the network": hooked(Net(), "", doubles),
+    "a hook on torch's body": hooked(of_torch(), "body", lambda module, args, out: out + torch.rand(6)),
+    "a hook on torch's head": hooked(of_torch(), "head", doubles),
+    "a random forward of torch's body": changed(
+        of_torch(), lambda net: setattr(net.body, "forward", lambda x: x + torch.rand(6))
+    ),
+    "written to": of_torch(relu=nn.ReLU(inplace=True)),
+    "added to": Net(lambda net, x: net.head(x) + x),
+    "viewed": Net(lambda net, x: net.head(net.body(x)).view(len(x), 6)),
+}
 
 
-def with_head(head: nn.Module) -> Net:
-    net = Net()
-    net.head = head  # type: ignore[assignment]
-    return net
-
-
-def hooked(where: str, register: str, hook: Any) -> Net:
-    net = Net()
-    getattr(net.get_submodule(where), register)(hook)
-    return net
-
-
-def of_torch(**after: nn.Module) -> nn.Sequential:
-    """A network of known code, which is believed after one pass."""
-    return nn.Sequential(OrderedDict(body=nn.Linear(6, 6), head=nn.Linear(6, 3), **after))
-
-
-def hooked_of_torch(where: str, hook: Any) -> nn.Module:
-    net = of_torch()
-    net.get_submodule(where).register_forward_hook(hook)
-    return net
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        with_head(Scaled(6, 3)),
-        with_head(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))),
-        hooked("head", "register_forward_hook", lambda module, args, out: 2 * out),
-        hooked("", "register_forward_hook", lambda module, args, out: 2 * out),
-        hooked_of_torch("body", lambda module, args, out: out + torch.rand(6)),
-        hooked_of_torch("head", lambda module, args, out: 2 * out),
-        of_torch(relu=nn.ReLU(inplace=True)),
-        Net(lambda net, x: net.head(x) + x),
-        Net(lambda net, x: net.head(net.body(x)).view(len(x), 6)),
-    ],
-    ids=[
-        *("subclass", "two layers", "hook", "hook on the network", "hook on torch's body", "hook on torch's head"),
-        *("written to", "added to", "viewed"),
-    ],
-)
-def test_it_is_not_used(net: nn.Module) -> None:
-    assert agree(byov.bayesianize(net, HEAD), torch.randn(5, 6), atol=0).strategy == "loop"
-
-
-def test_a_hook_before_the_layer() -> None:
-    """What the layer is given is what comes out of it."""
-    net = hooked("head", "register_forward_pre_hook", lambda module, args: (2 * args[0],))
-    assert agree(byov.bayesianize(net, HEAD), torch.randn(5, 6)).strategy == "head"
+@pytest.mark.parametrize("kind", NOT_USED)
+def test_it_is_not_used(kind: str) -> None:
+    rules = byov.Gaussian(-1.0) if kind == "a random body" else HEAD
+    assert agree(byov.bayesianize(NOT_USED[kind], rules), torch.randn(5, 6), atol=0).strategy == "loop"
 
 
 def test_a_layer_with_a_forward_of_its_own() -> None:
@@ -213,30 +177,10 @@ def test_a_layer_with_a_forward_of_its_own() -> None:
     assert_close(found.draws, by_hand(model, x, 6))
 
 
-def test_a_tied_layer() -> None:
-    """Its weights are in the features too."""
-
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.body = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.body.weight = self.head.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.body(x)))
-
-    assert agree(byov.bayesianize(Tied(), HEAD), torch.randn(5, 6), atol=0).strategy == "loop"
-
-
 def test_an_ensemble_that_owns_statistics_before_the_layer() -> None:
     """Its members differ in the features too, though the layer has all the weights."""
     net = nn.Sequential(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3))
     agree(spread(byov.bayesianize(net, byov.Ensemble(3)), by=1.0), torch.randn(5, 6))
-
-
-def test_a_body_that_is_random_too() -> None:
-    rules = {**HEAD, "body.0.bias": byov.Gaussian(-1.0)}
-    assert agree(byov.bayesianize(Net(), rules), torch.randn(5, 6), atol=0).strategy == "loop"
 
 
 def test_one_draw_is_a_pass() -> None:

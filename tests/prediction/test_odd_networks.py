@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.fx
+from small_networks import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import byov
 
-from .networks import HEAD, Net, Way, agree, by_hand, seeded, spread
+from .networks import HEAD, Net, Way, agree, by_hand, spread
 
 
 def then(*steps: Any) -> Any:
@@ -121,6 +122,9 @@ RARE: dict[str, Way] = {
     "draws from torch": lambda net, x: net.head(net.body(x) * (1 + (float(torch.rand(())) > 0.9))),
     "draws from numpy": lambda net, x: net.head(net.body(x) * (1 + (np.random.rand() > 0.6))),  # noqa: NPY002
     "counts": lambda net, x: then(setattr(net, "calls", net.calls + 1), net.head(x * (1 + (net.calls % 5 == 0)))),
+    "writes its input": lambda net, x: then(
+        setattr(net, "calls", net.calls + 1), net.head(x.mul_(2.0) if net.calls % 3 == 2 else x)
+    ),
     "counts without effect": lambda net, x: then(net.passes.add_(1.0), net.head(net.body(x))),
 }
 
@@ -247,11 +251,3 @@ def test_a_network_that_replaces_its_weights(way: Way, strategy: Any, samples: i
     assert "weight" not in vars(model.net.head)
     weights = zip(drawn["head.weight"], drawn["head.bias"], strict=True)
     assert_close(found.draws, torch.stack([F.linear(x, 2 * w, b).softmax(1) for w, b in weights]).detach())
-
-
-def test_a_network_that_writes_its_input_in_some_passes() -> None:
-    def sometimes(net: Any, x: Tensor) -> Tensor:
-        net.calls += 1
-        return net.head(x.mul_(2.0) if net.calls % 3 == 2 else x)
-
-    agree(byov.bayesianize(Net(sometimes), HEAD), torch.randn(4, 6), "loop")

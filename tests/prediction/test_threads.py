@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_networks import NETWORKS, Recurrent, mlp, seeded
 from torch import Tensor, nn
 
 import byov
 
-from .networks import NETWORKS, Net, Recurrent, by_hand, mlp, seeded, snapshot, spread
+from .networks import Net, by_hand, snapshot, spread
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Tensor]]] = {
     "gaussian": (mlp, byov.Gaussian(-2.0), lambda: torch.randn(5, 6)),
@@ -104,9 +105,10 @@ def test_in_the_middle_of_a_pass(model: byov.BayesianModule) -> None:
     assert torch.equal(
         meanwhile(model, x, lambda: byov.predict(model, x, 3, generator=seeded(), keep=True).draws), draws
     )
-    state = meanwhile(model, x, model.state_dict)
-    assert list(state) == list(model.state_dict())
+    state, twin = meanwhile(model, x, model.state_dict), meanwhile(model, x, lambda: copy.deepcopy(model))
+    assert list(state) == list(twin.state_dict()) == list(model.state_dict())
     assert snapshot(model) == before
+    assert not torch.equal(meanwhile(model.train(), x, lambda: model(x)), mean)
 
 
 def test_another_model_does_not_wait(model: byov.BayesianModule) -> None:
@@ -123,22 +125,3 @@ def test_another_model_does_not_wait(model: byov.BayesianModule) -> None:
             return super().forward(x)
 
     byov.predict(byov.bayesianize(Asks(6, 3), byov.Gaussian()), x, 1)
-
-
-def test_an_exception_lets_the_others_in(model: byov.BayesianModule) -> None:
-    x = torch.randn(4, 6)
-    with pytest.raises(RuntimeError):
-        byov.predict(model, torch.randn(4, 5), 3)
-    with ThreadPoolExecutor(1) as pool:
-        assert torch.equal(pool.submit(model, x).result(60), model(x))
-
-
-def test_a_model_in_train_mode_draws_while_another_thread_predicts(model: byov.BayesianModule) -> None:
-    x = torch.randn(4, 6)
-    mean = model(x)
-    assert not torch.equal(meanwhile(model.train(), x, lambda: model(x)), mean)
-
-
-def test_a_copy_made_while_another_thread_predicts(model: byov.BayesianModule) -> None:
-    found = meanwhile(model, torch.randn(4, 6), lambda: copy.deepcopy(model))
-    assert list(found.state_dict()) == list(model.state_dict())

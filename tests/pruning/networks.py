@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import small_networks
 import torch
+from small_networks import Recurrent, shake
 from torch import Tensor, nn
 
 import byov
@@ -25,28 +26,12 @@ class Residual(nn.Module):
         return self.fc((x + self.body(x)).mean((2, 3)))
 
 
-class Tied(nn.Module):
+class Tied(small_networks.Tied):
     """Weights under two names, and a module under two names."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(11, 6)
-        self.mix = nn.Linear(6, 6)
         self.again = self.mix
-        self.out = nn.Linear(6, 11)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.again(torch.tanh(self.mix(self.embed(tokens)))))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]
 
 
 class Attention(nn.Module):
@@ -67,7 +52,7 @@ class Attention(nn.Module):
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str]]] = {
     "residual": (Residual, lambda: torch.randn(5, 1, 6, 6), {"stem.weight", "body.2.weight", "fc.weight"}),
     "tied": (Tied, lambda: torch.randint(11, (4, 5)), {"embed.weight", "mix.weight"}),
-    "lstm": (Recurrent, lambda: torch.randn(2, 2, 3), {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}),
+    "lstm": (Recurrent, lambda: torch.randn(4, 6), {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "out.weight"}),
     "attention": (
         Attention,
         lambda: torch.randn(2, 3, 8),
@@ -76,12 +61,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str
 }
 
 
-def bayesian(net: nn.Module, family: Any = None) -> byov.BayesianModule:
-    """A posterior whose σ differ from weight to weight, and that has seen a batch where it has BatchNorm."""
-    model = byov.bayesianize(net, family or byov.Gaussian(log_var=-4.0))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+def bayesian(net: nn.Module) -> byov.BayesianModule:
+    """A posterior whose σ differ from weight to weight."""
+    model = byov.bayesianize(net, byov.Gaussian(log_var=-4.0))
+    shake(model, 1.0)
     return model
 
 

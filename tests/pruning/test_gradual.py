@@ -88,24 +88,18 @@ def test_later_rounds_rank_by_the_weight_as_it_is_over_its_deviation(model: byov
 
 
 def test_a_plain_network_and_tied_weights() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.b.weight = self.a.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).relu())
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
 
     def step(net: nn.Module) -> None:
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         net(torch.randn(8, 4)).square().sum().backward()
         optimizer.step()
 
-    net: Any = prune_gradually(Tied(), step, 0.5, 3, "magnitude")
+    net: Any = prune_gradually(tied, step, 0.5, 3, "magnitude")
     assert [row.zeros for row in layers(net)] == [8]
-    assert net.a.weight_orig is net.b.weight_orig
-    assert net.a.weight_mask is net.b.weight_mask
+    assert net[0].weight_orig is net[2].weight_orig
+    assert net[0].weight_mask is net[2].weight_mask
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Resident:
 
 
 def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
-    """Set a tensor of a module; the function that puts back what was there, whatever the network does meanwhile."""
+    """Set a tensor of a module; return a function that puts back what was there, whatever the network does."""
     places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
     place = next((place for place in places[:2] if leaf in place), None)
     old = getattr(module, leaf, None) if place is None else place[leaf]
@@ -106,7 +106,7 @@ def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
 
 @contextmanager
 def evaluating(net: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
-    """Eval mode inside, every module's own mode again outside; `modules` are the network's, if they are known."""
+    """Hold eval mode inside and restore every module's own mode; `modules` are the network's, if they are known."""
     training = [module for module in (net.modules() if modules is None else modules) if module.training]
     if training:
         net.eval()
