@@ -90,7 +90,7 @@ def claim(report: Path, kept: bool) -> None:
 
 
 def test_digits() -> tuple[Tensor, Tensor]:
-    """The test digits in [0, 1], and their labels."""
+    """Return the test digits in [0, 1], and their labels."""
     test = load("digits", "test")
     assert isinstance(test, ImageSet)
     assert test.labels is not None
@@ -98,7 +98,7 @@ def test_digits() -> tuple[Tensor, Tensor]:
 
 
 def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
-    """The linear probe's predictions at μ, and with a posterior under draws."""
+    """Return the linear probe's predictions at μ, and with a posterior under draws."""
     found = {"μ": run.result.probe.predict(images)}
     if run.result.probe.under_draws:
         found["draws"] = run.result.probe.predict(images, draws=DRAWS)
@@ -106,7 +106,7 @@ def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
 
 
 def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], float]]:
-    """ECE on shifted test digits, and how well the entropy tells them from clean ones."""
+    """Compute the ECE on shifted test digits, and how well the entropy tells them from clean ones."""
     clean, labels = test_digits()
     table: dict[str, dict[tuple[str, str], float]] = {}
     for name, run in runs.items():
@@ -123,7 +123,7 @@ def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], f
 
 
 def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
-    """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
+    """Show the ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
     title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))  # fits 80 columns
     table.add_column("model", no_wrap=True)
@@ -137,7 +137,7 @@ def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
 
 
 def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
-    """Top-1 in per cent against the share of the encoder's weights that were set to 0."""
+    """Show top-1 in per cent against the share of the encoder's weights that were set to 0."""
     title = "Linear probe on the pruned encoder, nothing retrained: top-1 % by share of zeros"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
     table.add_column("model, pruned by", no_wrap=True)
@@ -149,7 +149,7 @@ def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
 
 
 def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
-    """Accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
+    """Draw accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
     clean, labels = test_digits()
     moved = torch.cat([augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0)) for shift in SHIFTS])
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained", sharey=True)

@@ -118,7 +118,7 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, variant: str) -> No
     assert any("ema.mean" in name for name in names)
     assert any(name.startswith("teacher.") and "running_var" in name for name in names)
     assert any(name.startswith("student.") and "running_var" in name for name in names)
-    assert whole["optimizer"] == {}  # a finished run is not gone on with
+    assert whole["optimizer"] == {}  # a finished run is not continued
     assert start(recipe(*changes), run, resume=True)  # and asking for it changes nothing
     assert differences(whole, state(run)) == []
     assert [line["step"] for line in log(run)] == list(range(1, 9))
@@ -301,10 +301,11 @@ def test_a_run_is_neither_overwritten_nor_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, *arguments(tmp_path, "train.minutes=1e-9")) == 0
-    assert "stopped at its time limit (step 1 of 8; --resume goes on)" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stopped at its time limit (step 1 of 8; continue with --resume)" in said
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for words, sentence in (
-        (arguments(tmp_path), "holds a run already: go on with --resume"),
+        (arguments(tmp_path), "holds a run already: resume it with --resume"),
         (arguments(tmp_path, "train.lr=0.5", resume=True), "was started with train.lr = 0.001, not 0.5"),
         (arguments(tmp_path, "posterior.prior=teacher-mean", resume=True), "was started with posterior.prior"),
         (arguments(tmp_path, "ssl.tau_base=0.5", resume=True), "was started with ssl.tau_base"),

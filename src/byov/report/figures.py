@@ -30,7 +30,7 @@ LINES = ("-", "--", ":", "-.")
 
 @styled
 def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
-    """A panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
+    """Draw a panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
     made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
     for axes, one in zip(panels, found, strict=True):
         _panel(axes, one)
@@ -67,7 +67,7 @@ def _panel(axes: Axes, found: Alignment) -> None:
 
 @styled
 def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
-    """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
+    """Draw a row per run: predictive mean, predictive std, and what a single image still moves; a line per shift."""
 
     made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
     for row, (run, shifts) in zip(panels, found.items(), strict=True):
@@ -100,7 +100,7 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
 
 @styled
 def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
-    """For each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
+    """Show for each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
 
     columns = 12
     bands = [(run, title, shown) for run, g in found.items() for title, shown in _bands(g)]
@@ -141,7 +141,7 @@ def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
 
 @styled
 def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
-    """Rank correlation by measure and model, and people's entropy against how sure each model is."""
+    """Draw the rank correlation by measure and model, and people's entropy against how sure each model is."""
 
     made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
     measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
@@ -188,7 +188,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
 def layers_figure(
     histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES), title: str = ""
 ) -> Figure:
-    """One column per run, one row per quantity on a common logarithmic axis, one line per layer."""
+    """Draw one column per run, one row per quantity on a common logarithmic axis, one line per layer."""
     import matplotlib
     from matplotlib.lines import Line2D
 
@@ -228,7 +228,7 @@ def layers_figure(
 
 @styled
 def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
-    """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
+    """Draw a row per run: the stages against each other, a point per image coloured by noise; means against noise."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
@@ -273,7 +273,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
 
 @styled
 def pruning_figure(content: dict[str, Any]) -> Figure:
-    """Two panels: accuracy and calibration of what pruning left."""
+    """Draw two panels: accuracy and calibration of what pruning left."""
     made, [[left, right]] = canvas(8.0, 3.2, 1, 2)
     plot_curves(left, content["curves"], "top1")
     plot_curves(right, content["curves"], "ece")

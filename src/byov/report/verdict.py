@@ -39,7 +39,7 @@ class Side:
 
 
 def difference(first: Side, second: Side, score: str, clean: bool) -> Interval | None:
-    """second − first with the best interval there is: over seeds, over images, or none."""
+    """Estimate second − first with the best interval there is: over seeds, over images, or none."""
     ours, theirs = second.values(score, clean), first.values(score, clean)
     if not ours or not theirs:
         return None
@@ -57,7 +57,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
 
 
 def incomparable(first: Group, second: Group) -> str:
-    """In what the evaluations of two groups differ, in words; empty if in nothing that matters."""
+    """Say in what the evaluations of two groups differ; return nothing if in nothing that matters."""
     protocols = [flatten(run.protocol) for each in (first, second) for run in each.evaluated]
     keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
     for key in keys:
@@ -68,7 +68,7 @@ def incomparable(first: Group, second: Group) -> str:
 
 
 def verdict(groups: Sequence[Group]) -> dict[str, Any]:
-    """The question, the answer, and the numbers behind it, for the page and for its readers."""
+    """Return the question, the answer, and the numbers behind it, for the page and for its readers."""
     judged = [each for each in groups if each.evaluated]
     if not judged:
         return {"question": "How well calibrated are these models?", "comparisons": [], "answer": NOTHING}
@@ -91,7 +91,7 @@ NOTHING = "Nothing has been measured yet: leave out --no-compute, or name a file
 
 
 def _alone(only: Group) -> dict[str, Any]:
-    """With one group: what its draws bring or, without a posterior, how well it is calibrated."""
+    """Judge one group: what its draws bring or, without a posterior, how well it is calibrated."""
     if only.posterior:
         compared = compare(Side(only, "at_mean"), Side(only, "under_draws"))
         return {
@@ -113,7 +113,7 @@ def _alone(only: Group) -> dict[str, Any]:
 
 
 def compare(first: Side, second: Side) -> dict[str, Any]:
-    """Two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
+    """Compare two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
     found: dict[str, Any] = {"first": _told(first), "second": _told(second), "rows": [], "sentences": [], "notes": []}
     reason = incomparable(first.group, second.group)
     if reason:
@@ -140,7 +140,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
 
 
 def _word(gap: Interval, alone: bool) -> str:
-    """The answer for one condition; from one run a side it is about these runs, not about the method."""
+    """Return the answer for one condition; from one run a side it is about these runs, not about the method."""
     word = ANSWERS[gap.sign]
     if not gap.sign or gap.over != "images" or alone:
         return word
@@ -176,7 +176,7 @@ def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
 
 
 def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
-    """What keeps a careful reader from believing too much."""
+    """Yield what keeps a careful reader from believing too much."""
     over = {row["gap"]["over"] for row in rows if row["score"] == "ece"}
     counts = [len(side.group.evaluated) for side in (first, second)]
     if "seeds" in over:
@@ -195,7 +195,7 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def _wrong(side: Side) -> int | None:
-    """How many clean images the first run of a side misreads."""
+    """Count how many clean images the first run of a side misreads."""
     run = side.group.evaluated[0]
     top1 = row_score(condition(run, True), side.reading, "top1")
     images = run.protocol["data"]["images"]
@@ -203,7 +203,7 @@ def _wrong(side: Side) -> int | None:
 
 
 def _within_luck(gap: float, first: Side, second: Side) -> bool:
-    """Whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
+    """Tell whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
     images = first.group.evaluated[0].protocol["data"]["images"]
     reach = 0.0
     for side in (first, second):
@@ -216,7 +216,7 @@ def _within_luck(gap: float, first: Side, second: Side) -> bool:
 
 
 def spelled(value: tuple[float, float | None], score: str) -> str:
-    """A mean and its standard error, in per cent where a share is meant."""
+    """Write a mean and its standard error, in per cent where a share is meant."""
     percent = SCORES.get(score, ("", ""))[1] == "%"
     factor, digits, unit = (100, 2, "\u00a0%") if percent else (1, 3, "")
     mean, error = value
