@@ -131,7 +131,7 @@ def _create(name: str, classes: int | None) -> nn.Module:
 
 
 def _usual_classes(name: str) -> int:
-    """Return the number of classes a network is usually made for: CIFAR's, else those timm trained it on, else ImageNet's."""
+    """Return the classes a network usually has: CIFAR's, else those timm trained it on, else ImageNet's."""
     import timm
 
     bare = name.rpartition(":")[2]

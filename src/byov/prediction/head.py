@@ -37,7 +37,7 @@ def known(modules: Iterable[nn.Module]) -> bool:
 
 
 def fingerprint(net: nn.Module) -> tuple[Any, ...]:
-    """Return what a pass may leave behind: in global random streams, in buffers, in attributes that are plain values."""
+    """Return what a pass may leave behind: in global random streams, buffers, attributes that are plain values."""
     numpy: Any = np.random.get_state()  # noqa: NPY002 - the global stream is what a network may use
     streams = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     plain = [
