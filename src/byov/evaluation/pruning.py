@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
@@ -146,14 +147,9 @@ def sweep_runs(
         names: of the run and its twin in the file; their folders' names by default.
         report: told how far it is.
     """
-    if probing not in get_args(Probing):
-        raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
-    if not sparsities:
-        raise ValueError("A sweep needs at least one sparsity.")
     reading = reading or Reading()
     run, other = _open_twins(path, twin, reading, names)
-    for sparsity in sparsities:
-        check(run.network, sparsity, "magnitude", scope)
+    _check_sweep(run, sparsities, scope, probing)
     test = run.load_own(reading.split)
     train = run.load_own("train") if run.kind == "pretrain" else None
     if train is not None:
@@ -187,6 +183,15 @@ def sweep_runs(
     return {"kind": KIND, "protocol": protocol, "curves": curves}
 
 
+def _check_sweep(run: Run, sparsities: Sequence[float], scope: Scope, probing: Probing) -> None:
+    if probing not in get_args(Probing):
+        raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
+    if not sparsities:
+        raise ValueError("A sweep needs at least one sparsity.")
+    for sparsity in sparsities:
+        check(run.network, sparsity, "magnitude", scope)
+
+
 def _open_twins(
     path: Path, twin: Path | None, reading: Reading, names: tuple[str, str] | None
 ) -> tuple[Run, Run | None]:
@@ -205,17 +210,18 @@ def _open_twins(
 def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
     """Return top-1 by SNR minus top-1 by magnitude at a sparsity, in points: the mean over the same models."""
     points: dict[str, list[float]] = {"snr": [], "magnitude": []}
-    with_snr = {(c["model"], c.get("seed"), c.get("probe")) for c in curves if c["by"] == "snr"}
+    with_snr = {_whose(each) for each in curves if each["by"] == "snr"}
     for each in curves:
-        if (each["model"], each.get("seed"), each.get("probe")) in with_snr:
-            points[each["by"]] += [
-                100 * top1
-                for at, top1 in zip(each["sparsity"], each["top1"], strict=True)
-                if math.isclose(at, sparsity)
-            ]
+        if _whose(each) in with_snr:
+            pairs = zip(each["sparsity"], each["top1"], strict=True)
+            points[each["by"]] += [100 * top1 for at, top1 in pairs if math.isclose(at, sparsity)]
     if not points["snr"] or len(points["snr"]) != len(points["magnitude"]):
         return None
-    return sum(points["snr"]) / len(points["snr"]) - sum(points["magnitude"]) / len(points["magnitude"])
+    return fmean(points["snr"]) - fmean(points["magnitude"])
+
+
+def _whose(curve: Curve) -> tuple[Any, ...]:
+    return curve["model"], curve.get("seed"), curve.get("probe")
 
 
 def _name(run: Path) -> str:

@@ -27,6 +27,11 @@ class Interval:
     high: float | None = None
     over: Source | None = None
 
+    @classmethod
+    def around(cls, value: float, reach: float, over: Source) -> Interval:
+        """Return the interval that reaches as far on either side of a value."""
+        return cls(value, value - reach, value + reach, over)
+
     @property
     def sign(self) -> int | None:
         """Return −1 or 1 where the interval leaves 0 out, 0 where it does not, None where there is no interval."""
@@ -57,10 +62,10 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
     parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
     variance = sum(parts)
     if variance == 0:
-        return Interval(value, value, value, "seeds")
+        return Interval.around(value, 0.0, "seeds")
     freedom = variance**2 / sum(p**2 / (len(each) - 1) for p, each in zip(parts, (first, second), strict=True))
     reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * variance**0.5
-    return Interval(value, value - reach, value + reach, "seeds")
+    return Interval.around(value, reach, "seeds")
 
 
 def over_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -69,7 +74,7 @@ def over_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
         raise ValueError("An interval over pairs needs at least two of them.")
     value, error = mean_error([b - a for a, b in zip(first, second, strict=True)])
     reach = float(stats.t.ppf(0.5 + LEVEL / 2, len(first) - 1)) * (error or 0.0)
-    return Interval(value, value - reach, value + reach, "seeds")
+    return Interval.around(value, reach, "seeds")
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,7 @@ def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: 
     counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
     sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
     difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]
-    value, reach = float(difference[0]), Z * float(difference[1:].std(ddof=1))
-    return Interval(value, value - reach, value + reach, "images")
+    return Interval.around(float(difference[0]), Z * float(difference[1:].std(ddof=1)), "images")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
