@@ -69,8 +69,9 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
     value = mean_error(ours)[0] - mean_error(theirs)[0]
     if score == "ece" and left and right:
         found = over_images(left, right, first.protocol["bins"])
+        assert found.low is not None
         assert found.high is not None
-        return Interval.around(value, found.high - found.value, "images")
+        return Interval(value, value + found.low - found.value, value + found.high - found.value, "images")
     return Interval(value)
 
 
