@@ -35,9 +35,6 @@ Baseline = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume/--force", help="Continue --out, or overwrite it.", rich_help_panel=options.OUTPUT)
 ]
-Precision = Annotated[
-    str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=options.MACHINE)
-]
 
 
 def command(
@@ -63,7 +60,7 @@ def command(
     resume: Resume = True,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
-    precision: Precision = "32-true",
+    precision: options.Precision = "32-true",
 ) -> None:
     """Accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
 

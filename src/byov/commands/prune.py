@@ -10,7 +10,6 @@ import typer
 from byov.commands import options
 
 ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
-
 Run = Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")]
 Out = Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")]
 Sparsity = Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")]

@@ -44,11 +44,11 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share that is right; None without labels."""
+        """The share that is right; None without labels."""
         return None if self.labels is None else float((self.columns["predicted"] == self.labels).mean())
 
     def most_uncertain(self, count: int = 10) -> list[int]:
-        """Return the inputs of largest entropy, most uncertain first."""
+        """The inputs of largest entropy, most uncertain first."""
         return np.argsort(-self.columns["entropy"], kind="stable")[:count].tolist()
 
 
@@ -151,7 +151,7 @@ def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
 
 
 def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
-    """Write a .csv with a row per input, or an .npz with all probabilities and the protocol; whole or not at all."""
+    """A .csv with a row per input, or an .npz with all probabilities and the protocol too; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial{path.suffix}")
     try:

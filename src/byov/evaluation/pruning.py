@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
@@ -147,12 +146,16 @@ def sweep_runs(
         names: of the run and its twin in the file; their folders' names by default.
         report: told how far it is.
     """
+    if probing not in get_args(Probing):
+        raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
+    if not sparsities:
+        raise ValueError("A sweep needs at least one sparsity.")
     reading = reading or Reading()
     run, other = _open_twins(path, twin, reading, names)
-    _check_sweep(run, sparsities, scope, probing)
+    for sparsity in sparsities:
+        check(run.network, sparsity, "magnitude", scope)
     test = run.load_own(reading.split)
-    train = run.load_own("train") if run.kind == "pretrain" else None
-    if train is not None:
+    if (train := run.load_own("train") if run.kind == "pretrain" else None) is not None:
         check_classes(train, test, reading.split)
     assert test.labels is not None
     curves: list[Curve] = []
@@ -183,15 +186,6 @@ def sweep_runs(
     return {"kind": KIND, "protocol": protocol, "curves": curves}
 
 
-def _check_sweep(run: Run, sparsities: Sequence[float], scope: Scope, probing: Probing) -> None:
-    if probing not in get_args(Probing):
-        raise ValueError(f"A probe is fixed or refitted, not {probing!r}.")
-    if not sparsities:
-        raise ValueError("A sweep needs at least one sparsity.")
-    for sparsity in sparsities:
-        check(run.network, sparsity, "magnitude", scope)
-
-
 def _open_twins(
     path: Path, twin: Path | None, reading: Reading, names: tuple[str, str] | None
 ) -> tuple[Run, Run | None]:
@@ -210,18 +204,17 @@ def _open_twins(
 def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
     """Return top-1 by SNR minus top-1 by magnitude at a sparsity, in points: the mean over the same models."""
     points: dict[str, list[float]] = {"snr": [], "magnitude": []}
-    with_snr = {_whose(each) for each in curves if each["by"] == "snr"}
+    with_snr = {(c["model"], c.get("seed"), c.get("probe")) for c in curves if c["by"] == "snr"}
     for each in curves:
-        if _whose(each) in with_snr:
-            pairs = zip(each["sparsity"], each["top1"], strict=True)
-            points[each["by"]] += [100 * top1 for at, top1 in pairs if math.isclose(at, sparsity)]
+        if (each["model"], each.get("seed"), each.get("probe")) in with_snr:
+            points[each["by"]] += [
+                100 * top1
+                for at, top1 in zip(each["sparsity"], each["top1"], strict=True)
+                if math.isclose(at, sparsity)
+            ]
     if not points["snr"] or len(points["snr"]) != len(points["magnitude"]):
         return None
-    return fmean(points["snr"]) - fmean(points["magnitude"])
-
-
-def _whose(curve: Curve) -> tuple[Any, ...]:
-    return curve["model"], curve.get("seed"), curve.get("probe")
+    return sum(points["snr"]) / len(points["snr"]) - sum(points["magnitude"]) / len(points["magnitude"])
 
 
 def _name(run: Path) -> str:

@@ -27,7 +27,7 @@ KNOWN = ("torch.nn.", "torchvision.", "timm.", "byov.")
 
 
 def known(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether all of the modules are of libraries whose passes depend on nothing but inputs and weights."""
+    """Whether all of the modules are of libraries whose passes depend on nothing but inputs and weights."""
     hooks = global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks
     return not hooks and all(
         type(module).__module__.startswith(KNOWN)
@@ -37,7 +37,7 @@ def known(modules: Iterable[nn.Module]) -> bool:
 
 
 def fingerprint(net: nn.Module) -> tuple[Any, ...]:
-    """Return what a pass may leave behind: in global random streams, buffers, attributes that are plain values."""
+    """What a pass may leave behind: in the global random streams, in buffers, in attributes that are plain values."""
     numpy: Any = np.random.get_state()  # noqa: NPY002 - the global stream is what a network may use
     streams = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     plain = [
@@ -48,7 +48,7 @@ def fingerprint(net: nn.Module) -> tuple[Any, ...]:
 
 
 def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
-    """Return the linear layer that alone is random, with its name; None where there is no such layer."""
+    """The linear layer that alone is random, with its name; None where there is no such layer."""
     slots = [slot for factor in model.factors for slot in factor.layout.slots]
     if len({slot.layer for slot in slots}) != 1 or any(len(slot.names) > 1 for slot in slots):
         return None
@@ -65,7 +65,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch one pass, with the draw's weights installed."""
+        """Around one pass, with the draw's weights installed."""
         self._calls: list[tuple[Any, ...]] = []
         self._versions: list[int] = []
         self._autocast: set[Any] = set()
@@ -86,7 +86,7 @@ class Watch:
         self._autocast.add((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
 
     def inputs(self) -> Tensor | None:
-        """Return what the layer was given, if it was called once and the network returned what it gave; else None."""
+        """What the layer was given, if it was called once and the network has returned what it gave; else None."""
         now = [tensor._version for call in self._calls for tensor in call if isinstance(tensor, Tensor)]
         if len(self._calls) != 2 or len(self._calls[0]) != 2 or self._versions != now or len(self._autocast) > 1:
             return None  # it was called otherwise, or changed since, or cast otherwise than here
@@ -103,15 +103,15 @@ class Head:
 
     @property
     def chunk(self) -> int:
-        """Return how many draws to make at once."""
+        """How many draws to make at once."""
         return max(1, CHUNK // (self.layer.out_features * max(self.inputs.shape[:-1].numel(), self.inputs.shape[-1])))
 
     def __call__(self, count: int) -> Tensor:
-        """Return what the network returns under the next draws (K, N, …)."""
+        """What the network returns under the next draws (K, N, …)."""
         return self.under(self.model.noises(count, self.generator))
 
     def under(self, noises: list[list[Noise]]) -> Tensor:
-        """Return what the network returns under the draws with this noise (K, N, …)."""
+        """What the network returns under the draws with this noise (K, N, …)."""
         drawn, count = dict[str, Tensor](), len(noises)
         for factor, noise in zip(self.model.factors, stacked_noise(noises), strict=True):
             drawn |= factor.layout.split(torch.vmap(factor.drawer())(noise))
@@ -120,22 +120,22 @@ class Head:
         return out.unflatten(-1, (count, -1)).movedim(-2, 0)
 
     def _stacked(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
-        """Return the layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
+        """The layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
         name, point = f"{self.name}.{leaf}" if self.name else leaf, self.layer._parameters[leaf]
         return drawn.get(name, None if point is None else point.expand(count, *point.shape))
 
     def select(self, keep: Tensor) -> None:
-        """Continue with some of the inputs only."""
+        """Go on with some of the inputs only."""
         self.inputs = self.inputs[keep]
 
 
 def stacked_noise(noises: list[list[Noise]]) -> list[Noise]:
-    """Return the noise of several draws, by factor: each tensor (K, …)."""
+    """The noise of several draws, by factor: each tensor (K, …)."""
     return [{k: torch.stack([n[i][k] for n in noises]) for k in part} for i, part in enumerate(noises[0])]
 
 
 def alike(out: Tensor, other: Tensor) -> bool:
-    """Tell whether two ways to compute the same differ by rounding at most."""
+    """Whether two ways to compute the same differ by rounding at most."""
     digits = 1e-4 if min(out.dtype.itemsize, other.dtype.itemsize) >= 4 else 3e-2
     out, other = out.float(), other.float()
     return bool(((out - other).abs() <= digits * (other.abs().max() + other.abs())).all()) or not out.isfinite().all()

@@ -15,7 +15,7 @@ Batch = Tensor | Mapping[str, Tensor]
 
 
 def first_of(batch: Any) -> Batch:
-    """Return the network's input in what a loader gives: the batch itself, or the x of (x, y)."""
+    """The network's input in what a loader gives: the batch itself, or the x of (x, y)."""
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, Tensor | Mapping):
@@ -24,7 +24,7 @@ def first_of(batch: Any) -> Batch:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's, DDP's or Fabric's wrapper: draws go to the network itself."""
+    """The model inside torch.compile's, DDP's or Fabric's wrapper: draws go to the network itself."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"predict takes a BayesianModule or another torch.nn.Module, not {type(model).__name__}.")
     if isinstance(model, BayesianModule):
@@ -39,13 +39,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where its tensors are; a posterior's own are quickly found."""
+    """Where its tensors are; a posterior's own are quickly found."""
     where = model.q if isinstance(model, BayesianModule) else model
     return next((tensor.device for tensor in chain(where.parameters(), where.buffers())), torch.device("cpu"))
 
 
 def ready(x: Batch, model: nn.Module) -> Batch:
-    """Put the batch on the model's device, and make it an ordinary tensor where it comes from inference mode."""
+    """The batch on the model's device, and made an ordinary tensor where it comes from inference mode."""
     device = device_of(model)
 
     def prepare(tensor: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def ready(x: Batch, model: nn.Module) -> Batch:
 
 
 def size_of(x: Batch) -> int:
-    """Return how many inputs a batch holds: the length of its (first) tensor."""
+    """How many inputs a batch holds: the length of its (first) tensor."""
     size = next(map(len, tensors_of(x)), 0)
     if size == 0:
         raise ValueError("The batch is empty: there is nothing to predict.")
@@ -65,7 +65,7 @@ def size_of(x: Batch) -> int:
 
 
 def mapped(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
-    """Return the batch with `function` applied to its tensors."""
+    """The batch with `function` applied to its tensors."""
     return function(x) if isinstance(x, Tensor) else {name: function(tensor) for name, tensor in x.items()}
 
 
@@ -74,7 +74,7 @@ def tensors_of(x: Batch) -> list[Tensor]:
 
 
 def call(net: Callable[..., Any], x: Batch) -> Tensor:
-    """Return the one tensor that a network returns for a batch."""
+    """The one tensor that a network returns for a batch."""
     out = net(x) if isinstance(x, Tensor) else net(**x)
     if not isinstance(out, Tensor):
         raise TypeError(f"predict needs a network that returns one tensor, not {type(out).__name__}.")

@@ -119,7 +119,7 @@ class Serving:
             return self._under(head or draws, running, self.samples)
 
     def _head(self, draws: Loop, running: Running) -> Head | None:
-        """Return draws of the last layer, where the first passes, which are taken in, show that only it is random."""
+        """The draws of the last layer, where the first passes, which are taken in, show that only it is random."""
         if (found := last_layer(draws.model)) is None:
             return None
         watch, head = Watch(draws.model.net, found[1]), None
@@ -152,7 +152,7 @@ class Serving:
 
 
 def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
-    """Yield the batches, with a progress bar where there is somebody to see it."""
+    """The batches, with a progress bar where there is somebody to see it."""
     from rich.console import Console
     from rich.progress import track
 

@@ -106,7 +106,7 @@ def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
 
 @contextmanager
 def evaluating(net: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
-    """Set eval mode inside, every module's own mode again outside; `modules` are the network's, if they are known."""
+    """Eval mode inside, every module's own mode again outside; `modules` are the network's, if they are known."""
     training = [module for module in (net.modules() if modules is None else modules) if module.training]
     if training:
         net.eval()

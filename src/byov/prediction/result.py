@@ -47,7 +47,7 @@ class Prediction:
 
     @classmethod
     def cat(cls, parts: list[Prediction]) -> Prediction:
-        """Join the predictions of several batches, on the CPU."""
+        """The predictions of several batches as one, on the CPU."""
         if not parts:
             raise ValueError("The loader is empty: there is nothing to predict.")
         joined: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Prediction:
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """Compute −Σ p log p over the classes (dimension 1), with 0 log 0 = 0."""
+    """−Σ p log p over the classes (dimension 1), with 0 log 0 = 0."""
     return torch.special.entr(probs).sum(1)
 
 
@@ -84,17 +84,17 @@ class Moments:
         self.count = total
 
     def take(self, keep: Tensor) -> None:
-        """Continue with some of the inputs only."""
+        """Go on with some of the inputs only."""
         self.mean, self.square = self.mean[keep], self.square[keep]
         self.entropies = self.entropies[keep] if self.task == "classification" else self.entropies
 
     def standard_error(self) -> Tensor:
-        """Return the Monte-Carlo standard error of each input's predictive mean, the largest over its outputs (N,)."""
+        """The Monte-Carlo standard error of each input's predictive mean, the largest over its outputs (N,)."""
         variance = self.square / max(self.count - 1, 1)
         return (variance / self.count).sqrt().reshape(len(variance), -1).amax(1)
 
     def result(self, precision: float | None) -> dict[str, Tensor | None]:
-        """Return the fields of a `Prediction` that are made from moments."""
+        """The fields of a `Prediction` that are made from moments."""
         variance = self.square / self.count
         if self.task == "classification":
             return prediction_fields(self.mean, variance, entropy(self.mean), self.entropies / self.count)
@@ -106,7 +106,7 @@ class Moments:
 
 
 def prediction_fields(mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe) -> dict[str, Maybe]:
-    """Return the fields of a `Prediction`, from the mean, the variance and the two entropies."""
+    """The fields of a `Prediction`, from the mean, the variance and the two entropies."""
     found = {"mean": mean, "std": variance.sqrt(), "entropy": total, "expected_entropy": expected}
     return {**found, "mutual_information": None if expected is None else (total - expected).clamp_min(0.0)}  # type: ignore[operator]
 
@@ -128,7 +128,7 @@ class Running:
             self._kept.append(values)
 
     def _values(self, outputs: Tensor) -> Tensor:
-        """Return probabilities, or a regression's outputs: in float32 at least, and in memory of their own."""
+        """Probabilities, or a regression's outputs: in float32 at least, and in memory of their own."""
         shape = tuple(outputs.shape[1:])
         if self.task == "classification" and len(shape) < 2:
             raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {shape}.")
@@ -138,7 +138,7 @@ class Running:
         return outputs.softmax(2, dtype=dtype) if self.task == "classification" else outputs.to(dtype, copy=True)
 
     def stop(self, tolerance: float) -> Tensor:
-        """Stop the inputs whose standard error is below the tolerance; return which of the open ones continue."""
+        """Stop the inputs whose standard error is below the tolerance; which of the open ones go on."""
         going_on = self.moments.standard_error() >= tolerance
         if not bool(going_on.all()):
             stopped = copy(self.moments)
@@ -149,7 +149,7 @@ class Running:
         return going_on
 
     def result(self, strategy: str, each: bool) -> Prediction:
-        """Return the prediction, in the order of the inputs; with one number of draws for `each`, or one for all."""
+        """The prediction, in the order of the inputs; with one number of draws for `each` of them, or one for all."""
         parts = self._stopped + ([(self.open, self.moments)] if len(self.open) else [])
         order = torch.cat([index for index, _ in parts]).argsort()
         fields, *others = (moments.result(self.precision) for _, moments in parts)

@@ -23,7 +23,7 @@ from byov.prediction.strategies import Loop
 
 
 def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, iterations: int = 20_000) -> Tensor:
-    """Return the weights (S,) of S predictives (S, N, C) that give the labels (N,) the highest mean log score.
+    """The weights (S,) of S predictives (S, N, C) that give the labels (N,) the highest mean log score.
 
     By EM, w_s ← w_s · g_s with g_s = mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never lowers the score. It stops within
     `tolerance` nats of the best there is: by concavity, the gap is at most max_s g_s − 1.
@@ -59,7 +59,7 @@ class Stacked:
     weights: Tensor
 
     def predict(self, x: Tensor | Iterable[Any]) -> Prediction:
-        """Return the mixture's prediction, its spread and entropies under the weights."""
+        """The mixture's prediction, its spread and entropies under the weights."""
         parts = []
         for values in _values(self.model, x, self.noises):
             w = self.weights.to(values).view(-1, 1, 1)
@@ -97,7 +97,7 @@ def stack(
 
 
 def _members(model: BayesianModule) -> list[list[Noise]] | None:
-    """Return a draw for each member where the posterior is one explicit ensemble, without further noise; else None."""
+    """One draw for each member where the posterior is one explicit ensemble, without further noise; else None."""
     factor, *others = model.factors
     family = factor.family
     if others or not isinstance(family, Ensemble) or family.sigma > 0:
@@ -109,7 +109,7 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 
 
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
-    """Return the class probabilities (S, N, C) of each batch under the draws."""
+    """The class probabilities (S, N, C) of each batch under the draws."""
     resident = Resident(model)
     for batch in [x] if isinstance(x, Tensor | Mapping) else x:
         draws = Loop(model, ready(first_of(batch), model), resident)

@@ -33,7 +33,7 @@ class Loop:
         self._copy = resident is not None  # a network may write into its inputs: in the first pass or never, if known
 
     def __call__(self, count: int) -> Tensor:
-        """Return what the network returns under the next draws (K, N, …), fewer than asked for where that is large."""
+        """What the network returns under the next draws (K, N, …), fewer than asked for where that is large."""
         out = self.under(self.noise())
         outputs = out.new_empty(min(count, max(1, TOGETHER // max(out.numel(), 1))), *out.shape)
         outputs[0] = out
@@ -49,7 +49,7 @@ class Loop:
         return None if self.known else fingerprint(self.model.net)
 
     def under(self, noise: list[Noise]) -> Tensor:
-        """Return what the network returns under the draw with this noise (N, …)."""
+        """What the network returns under the draw with this noise (N, …)."""
         if self.resident is None:
             return call(self.model, self.x)
         self.resident.write(noise)
@@ -59,7 +59,7 @@ class Loop:
         return out
 
     def select(self, keep: Tensor) -> None:
-        """Continue with some of the inputs only."""
+        """Go on with some of the inputs only."""
         self.x = mapped(lambda tensor: tensor[keep], self.x)
 
 
@@ -70,13 +70,13 @@ class Vmap(Loop):
 
     @property
     def chunk(self) -> int:  # type: ignore[override]
-        """Return how many draws to batch."""
+        """How many draws to batch."""
         weights = sum(factor.layout.numel for factor in self.model.factors)
         largest = max(weights, sum(tensor.numel() for tensor in tensors_of(self.x)))
         return max(1, CHUNK.get(device_of(self.model).type, 1 << 23) // largest)
 
     def __call__(self, count: int) -> Tensor:
-        """Return what the network returns under the next draws (K, N, …)."""
+        """What the network returns under the next draws (K, N, …)."""
         noises, before = self.model.noises(count, self.generator), self.state()
         try:
             with _batching():
@@ -98,7 +98,7 @@ class Vmap(Loop):
 
 @contextmanager
 def _batching() -> Iterator[None]:
-    """Silence `torch.vmap` where an operation without a batching rule runs draw by draw: no user can repair that."""
+    """For `torch.vmap`: an operation without a batching rule runs draw by draw, which is not the user's to repair."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # attention in one operation has no such rule, in several it has
     try:

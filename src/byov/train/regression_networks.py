@@ -60,7 +60,7 @@ def check(family: Family) -> None:
 
 
 def normed(family: Family) -> bool:
-    """Tell whether there are BatchNorm layers, as EMP and ECMP patch; the other families have none (Appendix D.7)."""
+    """EMP and ECMP patch BatchNorm layers; dropout and the explicit ensemble have none (Appendix D.7)."""
     return isinstance(family, EMP | ECMP)
 
 
@@ -258,13 +258,13 @@ class Stack(ABC):
         return torch.bmm(rows, x).relu_().view(*self.folded.shape[:2], x.shape[2])
 
     def _error(self, weight: Tensor, hidden: Tensor, y: Tensor) -> Tensor:
-        """Return ∂MSE/∂output, (B, T, N)."""
+        """∂MSE/∂output, (B, T, N)."""
         output = torch.baddbmm(self.bias, weight, hidden)
         output.view(len(self.splits), -1, *output.shape[1:]).sub_(y)
         return output.mul_(2.0 / (output.shape[1] * output.shape[2]))
 
     def _folded_gradient(self, hidden: Tensor, gradient: Tensor, x: Tensor) -> Tensor:
-        """Return ∂MSE/∂folded (B, H, D + 1) from ∂MSE/∂hidden."""
+        """∂MSE/∂folded (B, H, D + 1) from ∂MSE/∂hidden."""
         before = torch.ops.aten.threshold_backward(gradient, hidden, 0)
         return torch.bmm(before.view(len(self.splits), -1, x.shape[2]), x.transpose(1, 2)).view_as(self.first)
 
