@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score
-from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, wilson
+from byov.report.intervals import Hits, Interval, estimate, mean_error, over_images, over_pairs, over_seeds, wilson
 from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
@@ -145,7 +145,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
             sign = 0 if few and gap.sign else gap.sign
             row = {"score": score, "name": name, "unit": unit, "clean": clean, "gap": asdict(gap), "sign": sign}
             for side, key in ((first, "first"), (second, "second")):
-                row[key] = dict(zip(("value", "error"), mean_error(side.values(score, clean)), strict=True))
+                row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)
             if score == "ece":
                 answers[clean] = FEW if few and gap.sign else _word(gap, alone=first.group is second.group)
