@@ -36,7 +36,7 @@ app = typer.Typer(
 
 @app.callback()
 def byov() -> None:
-    """Keeps `byov VERB` a group, also while there is only one verb."""
+    """Keep `byov VERB` a group, also while there is only one verb."""
 
 
 for verb in VERBS:
@@ -44,7 +44,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """The entry point: what the user can mend ends in a sentence, what is our fault in a traceback."""
+    """Run the command: what the user can mend ends in a sentence, what is our fault in a traceback."""
     try:
         app()
     except (ValueError, TypeError, OSError) as error:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _tell(error: Exception) -> None:
-    """The sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
+    """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
     sentence = str(error)
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from rich.box import SIMPLE
 from rich.console import Console
@@ -24,17 +21,17 @@ from byov.files import write_json
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
-from byov.report.collect import Request
+from byov.report.collect import FEW, Request
+from byov.report.drawing import canvas
 from byov.report.page import report as make_report
-from byov.report.tables import probes
+from byov.report.tables import columns, probes
 from byov.reproduce.recipes import load as load_recipe
 from byov.runs import Reading
 from byov.ssl.pretrain import Pretrain, start
 
 DRAWS, FIT_DRAWS = 30, 8
 """To read under, and to fit a probe under."""
-SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
-SEVERITY = 4
+SHIFTS, SEVERITY = FEW, 4
 
 
 def recipe(posterior: bool, epochs: int) -> Pretrain:
@@ -90,7 +87,7 @@ def claim(report: Path, kept: bool) -> None:
 
 
 def test_digits() -> tuple[Tensor, Tensor]:
-    """The test digits in [0, 1], and their labels."""
+    """Return the test digits in [0, 1], and their labels."""
     test = load("digits", "test")
     assert isinstance(test, ImageSet)
     assert test.labels is not None
@@ -98,7 +95,7 @@ def test_digits() -> tuple[Tensor, Tensor]:
 
 
 def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
-    """The linear probe's predictions at μ, and with a posterior under draws."""
+    """Return the linear probe's predictions at μ, and with a posterior under draws."""
     found = {"μ": run.result.probe.predict(images)}
     if run.result.probe.under_draws:
         found["draws"] = run.result.probe.predict(images, draws=DRAWS)
@@ -106,7 +103,7 @@ def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
 
 
 def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], float]]:
-    """ECE on shifted test digits, and how well the entropy tells them from clean ones."""
+    """Compute the ECE on shifted test digits, and how well the entropy tells them from clean ones."""
     clean, labels = test_digits()
     table: dict[str, dict[tuple[str, str], float]] = {}
     for name, run in runs.items():
@@ -122,37 +119,40 @@ def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], f
     return table
 
 
+def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    """Show a row of numbers for each name, in 80 columns."""
+    table = columns(title, (first,), headings, SIMPLE)
+    table.padding = (0, 0, 0, 1)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table
+
+
 def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
-    """ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
+    """Show the ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
     title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))  # fits 80 columns
-    table.add_column("model", no_wrap=True)
-    for shift in (*SHIFTS, "mean", "AUROC"):
-        table.add_column(shift.removeprefix("gaussian_").replace("_and_", "/"), justify="right", no_wrap=True)
+    short = [shift.removeprefix("gaussian_").replace("_and_", "/") for shift in SHIFTS]
+    cells = {}
     for name, row in rows.items():
         eces = [100 * row[shift, "ece"] for shift in SHIFTS]
         auroc = sum(row[shift, "auroc"] for shift in SHIFTS) / len(SHIFTS)
-        table.add_row(name, *(f"{e:.1f}" for e in eces), f"{sum(eces) / len(eces):.1f}", f"{auroc:.3f}")
-    return table
+        cells[name] = [f"{ece:.1f}" for ece in (*eces, sum(eces) / len(eces))] + [f"{auroc:.3f}"]
+    return narrow(title, "model", (*short, "mean", "AUROC"), cells)
 
 
 def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
-    """Top-1 in per cent against the share of the encoder's weights that were set to 0."""
+    """Show top-1 in per cent against the share of the encoder's weights that were set to 0."""
     title = "Linear probe on the pruned encoder, nothing retrained: top-1 % by share of zeros"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
-    table.add_column("model, pruned by", no_wrap=True)
-    for sparsity in next(iter(curves.values()))["sparsity"]:
-        table.add_column(f"{100 * sparsity:g} %", justify="right", no_wrap=True)
-    for name, curve in curves.items():
-        table.add_row(name, *(f"{100 * top1:.1f}" for top1 in curve["top1"]))
-    return table
+    shares = [f"{100 * sparsity:g} %" for sparsity in next(iter(curves.values()))["sparsity"]]
+    cells = {name: [f"{100 * top1:.1f}" for top1 in curve["top1"]] for name, curve in curves.items()}
+    return narrow(title, "model, pruned by", shares, cells)
 
 
 def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
-    """Accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
+    """Draw accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
     clean, labels = test_digits()
     moved = torch.cat([augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0)) for shift in SHIFTS])
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained", sharey=True)
+    figure, [panels] = canvas(9, 4.5, 1, 2, sharey=True)
     sets = {"clean": (clean, labels), "shifted": (moved, labels.repeat(len(SHIFTS)))}
     for axes, (title, (images, truth)) in zip(panels, sets.items(), strict=True):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
@@ -165,4 +165,3 @@ def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
     panels[0].set_ylabel("accuracy")
     panels[1].legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=150)
-    plt.close(figure)

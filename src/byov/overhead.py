@@ -38,7 +38,7 @@ class Row:
 
     @property
     def ensemble_size(self) -> str:
-        """The effective size as a power, e.g. 5^21; ∞ for a continuum."""
+        """Return the effective size as a power, e.g. 5^21; ∞ for a continuum."""
         if self.base is None or self.exponent is None:
             return "∞"
         return f"{self.base}^{self.exponent:,}" if self.exponent > 1 else str(self.base**self.exponent)
@@ -131,7 +131,7 @@ def _create(name: str, classes: int | None) -> nn.Module:
 
 
 def _usual_classes(name: str) -> int:
-    """The data set a name stands for: CIFAR for byov's small networks, else what timm trained it on, else ImageNet."""
+    """Return the classes a network usually has: CIFAR's, else those timm trained it on, else ImageNet's."""
     import timm
 
     bare = name.rpartition(":")[2]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from byov import cli
 from byov.evaluation.alignment import predictive_std
 from byov.evaluation.explore import explore
 from byov.runs import Reading, open_run
@@ -35,24 +32,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", "explore", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
-
-
-def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_path: Path, call: Call) -> None:
-    code, out, err = call(runs / "byov", runs / "byol", runs / "bbb", *FEW, "--out", tmp_path)
+def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_path: Path, call: Any) -> None:
+    code, out, err = call("explore", runs / "byov", runs / "byol", runs / "bbb", *FEW, "--out", tmp_path)
     assert (code, err) == (0, "")
     written = {path.name for path in tmp_path.iterdir()}
     there = ("layers", "convergence", "noise", "alignment", "gallery")
@@ -68,26 +49,19 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     protocol = content["convergence"]["protocol"]
     assert (protocol["settings"]["samples"], protocol["runs"]["byov"]["data"]["images"]) == (3, 40)
 
-    code, out, err = call(runs / "byov", "--what", "gallery", *FEW, "--out", tmp_path)
-    assert (code, out) == (2, "")
-    assert "gallery.json exists: choose another --out, or say --force." in err
+    said = call("explore", runs / "byov", "--what", "gallery", *FEW, "--out", tmp_path)[2]
+    assert "gallery.json exists: choose another --out, or say --force." in said
     before = (tmp_path / "noise.json").read_bytes()
-    code, _, _ = call(runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path, "--force")
+    code, _, _ = call(
+        "explore", runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path, "--force"
+    )
     assert code == 0
     assert (tmp_path / "noise.json").read_bytes() == before
 
 
 def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
-    """Draw by draw, the moments of what `byov.predict` and the probe report; for both kinds of run."""
+    """The predictive std of both kinds of run; that it is of the draws, `tests/runs` checks."""
     reading = Reading(samples=5, limit=30, train_limit=100)
-    for name in ("byov", "bbb"):
-        run = open_run(runs / name, reading)
-        drawn = run.draws(run.pixels)
-        assert drawn.shape == (5, 30, 10)
-        assert run.under_draws is not None
-        assert torch.allclose(drawn.mean(0), run.under_draws.mean, atol=1e-6)
-        assert torch.allclose(drawn.std(0, correction=0), run.under_draws.std, atol=1e-5)
-        assert torch.equal(run.images.images, run.load("test").images[run.places])
     first, second = open_run(runs / "byov", reading), open_run(runs / "bbb", reading)
     made = explore("alignment", [first, second])
     assert made["alignment"][0]["first"] == pytest.approx(predictive_std(first.prediction.std).tolist(), rel=1e-5)
@@ -96,7 +70,7 @@ def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
     assert made["alignment"][0]["pearson"] == pytest.approx(correlation)
 
 
-def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Call) -> None:
+def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -> None:
     (tmp_path / "file").write_text("")
     cases = {
         "--what is layers": (runs / "byov", "--what", "nonsense"),
@@ -112,11 +86,8 @@ def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Call) 
         "There is no device": (runs / "byov", "--device", "nothing"),
     }
     for words, arguments in cases.items():
-        code, out, err = call(*arguments, "--out", tmp_path / "new")
-        assert (code, out) == (2, ""), words
-        assert words in err
-        assert "Traceback" not in err
+        code, out, err = call("explore", *arguments, "--out", tmp_path / "new")
+        assert (code, out, words in err, "Traceback" in err) == (2, "", True, False), err
         assert not (tmp_path / "new").exists()
-    code, _, err = call(runs / "byov", "--out", tmp_path / "file")
-    assert code == 2
-    assert "is a file: --out takes the name of a folder" in err
+    said = call("explore", runs / "byov", "--out", tmp_path / "file")[2]
+    assert "is a file: --out takes the name of a folder" in said

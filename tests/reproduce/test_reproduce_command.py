@@ -154,7 +154,7 @@ def test_an_interrupted_one_goes_on(call: Call, calls: list[str], tmp_path: Path
 def test_minutes_stop_it_and_the_same_command_goes_on(call: Call, calls: list[str], tmp_path: Path) -> None:
     status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
     assert (status, calls) == (0, [])
-    assert "Not finished in 0 minutes: own/figure1. The same command goes on" in out
+    assert "Not finished in 0 minutes: own/figure1. The same command continues" in out
     assert call("reproduce", "own/figure1", "--minutes", 5)[0] == 0
     assert calls == ["draws", "figure"]
     assert "finished before" in call("reproduce", "own/figure1", "--minutes", 0)[1]

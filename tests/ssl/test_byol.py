@@ -74,6 +74,8 @@ def test_loss_and_gradient_equal_a_hand_written_byol() -> None:
     assert step.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert step.ssl.item() == step.loss.item()
     assert float(step.kl) == 0.0
+    projections = teacher_copy(module)(*views, predict=False)[0]
+    assert float(step.spread) == pytest.approx(float(spread(projections)), rel=1e-5)
     for ours, theirs in zip(module.student.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
@@ -96,8 +98,7 @@ def test_loss_ranges_from_0_to_8(sign: float, loss: float) -> None:
     assert float(module(images(), module.views.draw(10), BETA).loss) == pytest.approx(loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("step", [0, 1, 25, 50, 75, 100])
-@pytest.mark.parametrize("base", [0.9, 0.996])
+@pytest.mark.parametrize(("step", "base"), [(0, 0.9), (25, 0.9), (50, 0.996), (100, 0.9)])
 def test_teacher_is_the_ema_of_the_weights_with_tau_k(step: int, base: float) -> None:
     module = BYOL(student(), Views(), tau_base=base)
     apart(module)
@@ -133,14 +134,10 @@ def test_student_and_teacher_have_running_statistics_each_of_their_own() -> None
     assert int(own["projector.1.num_batches_tracked"]) == 2  # one pass for each view
 
 
-def test_no_gradient_and_no_step_of_the_student_reaches_the_teacher() -> None:
+def test_no_gradient_reaches_the_teacher() -> None:
     module = BYOL(student(), Views()).train()
     apart(module)
-    before = {name: value.clone() for name, value in module.ema.tensors(module.student).items()}
     module(images(), module.views.draw(10), BETA).loss.backward()
-    torch.optim.SGD(module.student.parameters(), 0.5).step()
-    after = module.ema.tensors(module.student)
-    assert all(torch.equal(before[name], after[name]) for name in before)
     assert not list(module.teacher.parameters())
     assert not any(buffer.requires_grad or buffer.grad is not None for buffer in module.ema.buffers())
     assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"student"}
@@ -176,14 +173,9 @@ def test_a_layer_that_occurs_twice_is_not_left_behind_in_the_teacher() -> None:
 
 
 def test_heads_have_the_papers_shape() -> None:
-    layers = head(384)
-    first, norm, relu, last = layers
-    assert isinstance(first, nn.Linear)
-    assert isinstance(norm, nn.BatchNorm1d)
-    assert isinstance(relu, nn.ReLU)
-    assert isinstance(last, nn.Linear)
+    first, norm, relu, last = head(384)
+    assert (type(first), type(norm), type(relu), type(last)) == (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear)
     assert (first.in_features, first.out_features, last.in_features, last.out_features) == (384, 4096, 4096, 256)
-    assert first.bias is not None
     assert torch.count_nonzero(first.bias) == 0
     assert last.bias is None
     # The code's momentum 0.9 is what is kept of the old statistics; torch names what is taken of the new.
@@ -214,19 +206,10 @@ def test_spread_is_one_on_a_uniform_sphere_and_zero_on_collapse() -> None:
     assert float(spread(point * torch.linspace(1, 9, 100)[:, None])) < 1e-3  # one direction, many lengths
 
 
-def test_spread_of_a_step_is_the_teachers() -> None:
-    module = BYOL(student(), Views(PLAIN, PLAIN)).train()
-    apart(module)
-    batch, uniforms = images(), module.views.draw(10)
-    z1 = teacher_copy(module)(*module.views.render(batch, uniforms), predict=False)[0]
-    assert float(module(batch, uniforms, BETA).spread) == pytest.approx(float(spread(z1)), rel=1e-5)
-
-
-@pytest.mark.parametrize("base", [-0.1, 1.5, float("nan")])
-def test_tau_lies_between_0_and_1(base: float) -> None:
-    for name in ("tau_base", "tau_end"):
-        with pytest.raises(ValueError, match="τ lies between 0 and 1"):
-            BYOL(student(), Views(), **{name: base})
+@pytest.mark.parametrize("bad", [{"tau_base": -0.1}, {"tau_end": 1.5}, {"tau_end": float("nan")}])
+def test_tau_lies_between_0_and_1(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="τ lies between 0 and 1"):
+        BYOL(student(), Views(), **bad)
 
 
 def test_an_encoder_without_batch_statistics_takes_both_views_at_once() -> None:

@@ -1,14 +1,11 @@
 """The probes' heads against scikit-learn, by hand, and under draws."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Generator, Tensor, nn
 
@@ -116,16 +113,13 @@ def test_constant_features_do_no_harm(vectors: Labelled) -> None:
     torch.testing.assert_close(plain.probabilities(x[500:]), wide.probabilities(wider[500:].float()), atol=1e-3, rtol=0)
 
 
-def test_linear_is_deterministic_and_plain_tensors(vectors: Labelled, tmp_path: Path) -> None:
+def test_linear_is_deterministic_and_plain_tensors(vectors: Labelled) -> None:
     x, y = vectors
     probe, again = (linear_probe(x[:300], y[:300], seed=3) for _ in range(2))
     state = probe.state_dict()
     assert set(state) == {"weight", "bias", "center", "scale"}
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in state.items())
-    torch.save(state, tmp_path / "probe.pt")
-    loaded = LinearProbe(**torch.load(tmp_path / "probe.pt", weights_only=True))
-    assert torch.equal(loaded(x), probe(x))
-    assert np.allclose(probe.probabilities(x).sum(1), 1.0, atol=1e-5)
+    assert torch.equal(LinearProbe(**state)(x), probe(x))
 
 
 @settings(max_examples=30, deadline=None)
@@ -142,16 +136,6 @@ def test_knn_is_the_brute_force_sum(seed: int, k: int, temperature: float, class
     expected = torch.from_numpy(votes / votes.sum(1, keepdims=True)).float()
     found = KNN(train, labels, k, temperature, classes)(test)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-
-
-def test_knn_is_scikit_learns_on_digits(vectors: Labelled) -> None:
-    (x, y), k, temperature = vectors, 50, 0.1
-    reference = KNeighborsClassifier(k, weights=lambda d: np.exp((1 - d) / temperature), metric="cosine")
-    reference.fit(x[:1000].double().numpy(), y[:1000].numpy())
-    expected = torch.from_numpy(reference.predict_proba(x[1000:].double().numpy())).float()
-    found = KNN(x[:1000], y[:1000], k, temperature).probabilities(x[1000:])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
-    assert (found.argmax(1) == y[1000:]).float().mean() > 0.9
 
 
 def test_chunks_and_draws_without_spread_change_nothing(vectors: Labelled, monkeypatch: pytest.MonkeyPatch) -> None:

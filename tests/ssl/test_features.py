@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 import byov
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV
-from byov.ssl.features import Encoder, extract, feature_draws, features, grouped_draws
+from byov.ssl.features import extract, feature_draws, features, grouped_draws
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
 
@@ -60,8 +60,6 @@ def test_a_draw_is_held_over_all_images() -> None:
         net.load_state_dict({name: tensor[s] for name, tensor in weights.items()}, strict=False)
         torch.testing.assert_close(found[s], net(normalised(x)).detach(), atol=1e-5, rtol=1e-5)
     assert (found[0] - found[1]).abs().mean() > 0.01
-    at_once = features(model, x, draws=3, generator=seeded(), batch_size=1000, mean=MEAN, std=STD)
-    torch.testing.assert_close(found, at_once, atol=1e-5, rtol=1e-5)
     one_by_one = list(feature_draws(model, x, 3, seeded(), batch_size=7, mean=MEAN, std=STD))
     assert torch.equal(torch.stack(one_by_one), found)
 
@@ -126,9 +124,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), rng)
-    with pytest.raises(RuntimeError):
-        features(model, torch.zeros(2, 5, 8, 8))
-    assert [module.training for module in model.modules()] == modes
 
 
 @settings(max_examples=25, deadline=None)
@@ -161,6 +156,7 @@ def test_formats_of_batches() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda: features(lambda x: x, images()), r"torch\.nn\.Module"),  # type: ignore[arg-type]
         (lambda: features(network(), images(), draws=2), "no posterior"),
         (lambda: features(byov.bayesianize(network(), byov.Gaussian()), images(), draws=0), "at least one draw"),
         (lambda: features(network(), images(0)), "N > 0"),
@@ -172,10 +168,5 @@ def test_formats_of_batches() -> None:
     ],
 )
 def test_bad_input_gets_a_sentence(call: object, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         call()  # type: ignore[operator]
-
-
-def test_only_modules_have_encoders() -> None:
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        Encoder.of(lambda x: x)  # type: ignore[arg-type]

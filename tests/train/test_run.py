@@ -55,7 +55,7 @@ def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path)
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run = run_of(tmp_path, Recipe())
     before = (run / "checkpoint.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="holds a run already: go on with --resume, or choose another --run"):
+    with pytest.raises(FileExistsError, match="holds a run already: resume it with --resume, or choose another --run"):
         claim(run, Recipe(), resume=False)
     assert (run / "checkpoint.safetensors").read_bytes() == before
 

@@ -416,7 +416,7 @@ def test_a_run_is_trained_and_evaluated_from_the_command_line(
     assert "[run]" in shown.replace(" ", "")
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for words, sentence in (
-        (arguments(run, *changes), "[run] holds a run already: go on with --resume"),
+        (arguments(run, *changes), "[run] holds a run already: resume it with --resume"),
         (arguments(run, *changes, "posterior.k=4", resume=True), "was started with posterior.k = 3, not 4"),
     ):
         assert call(monkeypatch, *words) == 2

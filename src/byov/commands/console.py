@@ -30,7 +30,7 @@ def show(*things: Any, width: int = WIDTH) -> None:
 
 @contextmanager
 def progress() -> Iterator[Advance]:
-    """Show a bar on stderr while work goes on, where stderr is a terminal."""
+    """Show a bar on stderr while work is done, where stderr is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())

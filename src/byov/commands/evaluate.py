@@ -9,57 +9,58 @@ import typer
 
 from byov.commands import options
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A run's folder or checkpoint (of byov pretrain: a linear probe is fitted on the training split),"
+        " or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
+    ),
+]
+ShiftKind = Annotated[
+    str, typer.Option(help="none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA)
+]
+Limit = Annotated[
+    int | None, typer.Option(help="Evaluate on this many images.", show_default=False, rich_help_panel=options.DATA)
+]
+Normalise = Annotated[
+    bool,
+    typer.Option("--normalise", help="Standardise by the training split's moments.", rich_help_panel=options.DATA),
+]
+Bins = Annotated[int, typer.Option(help="Bins of ECE and adaptive ECE.", rich_help_panel=options.OUTPUT)]
+Out = Annotated[Path, typer.Option(help="The file of results.", rich_help_panel=options.OUTPUT)]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(help="Another --out, for mCE and relative mCE.", show_default=False, rich_help_panel=options.OUTPUT),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--force", help="Continue --out, or overwrite it.", rich_help_panel=options.OUTPUT)
+]
+
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A run's folder or checkpoint (of byov pretrain: a linear probe is fitted on the training split),"
-            " or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
-        ),
-    ],
+    model: Model,
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
-    shift: Annotated[
-        str, typer.Option(help="none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA)
-    ] = "none",
+    shift: ShiftKind = "none",
     severities: options.Severities = "1-5",
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Evaluate on this many images.", show_default=False, rich_help_panel=options.DATA),
-    ] = None,
+    limit: Limit = None,
     train_limit: options.TrainLimit = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
-    normalise: Annotated[
-        bool,
-        typer.Option("--normalise", help="Standardise by the training split's moments.", rich_help_panel=options.DATA),
-    ] = False,
+    normalise: Normalise = False,
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
-    bins: Annotated[int, typer.Option(help="Bins of ECE and adaptive ECE.", rich_help_panel=options.OUTPUT)] = 15,
-    out: Annotated[Path, typer.Option(help="The file of results.", rich_help_panel=options.OUTPUT)] = Path(
-        "results.json"
-    ),
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            help="Another --out, for mCE and relative mCE.", show_default=False, rich_help_panel=options.OUTPUT
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--force", help="Continue --out, or overwrite it.", rich_help_panel=options.OUTPUT),
-    ] = True,
+    bins: Bins = 15,
+    out: Out = Path("results.json"),
+    baseline: Baseline = None,
+    resume: Resume = True,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
-    precision: Annotated[
-        str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=options.MACHINE)
-    ] = "32-true",
+    precision: options.Precision = "32-true",
 ) -> None:
     """Accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
 

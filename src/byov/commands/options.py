@@ -40,6 +40,7 @@ Strategy = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="The seed of everything random.", rich_help_panel=DRAWS)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MACHINE)]
+Precision = Annotated[str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=MACHINE)]
 BatchSize = Annotated[int, typer.Option(help="Images at a time. It changes no result.", rich_help_panel=MACHINE)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.", rich_help_panel=OUTPUT)]
 Severities = Annotated[str, typer.Option(help="Severities of the shifts, such as 1-5 or 1,3,5.", rich_help_panel=DATA)]

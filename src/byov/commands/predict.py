@@ -9,44 +9,50 @@ import typer
 
 from byov.commands import options
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A run's folder or checkpoint, of byov train, or of byov pretrain (a linear probe is fitted on its"
+        " training split), or python:module:function, which returns a classifier (logits)."
+    ),
+]
+Data = Annotated[str, typer.Argument(help="A folder of images, an .npz file, or a data set's name.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="The split to predict. Default: test, or all of a folder without splits.",
+        show_default=False,
+        rich_help_panel=options.DATA,
+    ),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop drawing for an input at this standard error of its mean.",
+        show_default=False,
+        rich_help_panel=options.DRAWS,
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(help="The file to write: .csv, or .npz with all probabilities.", rich_help_panel=options.OUTPUT),
+]
+
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A run's folder or checkpoint, of byov train, or of byov pretrain (a linear probe is fitted on its"
-            " training split), or python:module:function, which returns a classifier (logits)."
-        ),
-    ],
-    data: Annotated[str, typer.Argument(help="A folder of images, an .npz file, or a data set's name.")],
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="The split to predict. Default: test, or all of a folder without splits.",
-            show_default=False,
-            rich_help_panel=options.DATA,
-        ),
-    ] = None,
+    model: Model,
+    data: Data,
+    split: Split = None,
     root: options.Root = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     samples: options.Samples = 100,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Stop drawing for an input at this standard error of its mean.",
-            show_default=False,
-            rich_help_panel=options.DRAWS,
-        ),
-    ] = None,
+    tolerance: Tolerance = None,
     strategy: options.Strategy = "auto",
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     seed: options.Seed = 0,
-    out: Annotated[
-        Path,
-        typer.Option(help="The file to write: .csv, or .npz with all probabilities.", rich_help_panel=options.OUTPUT),
-    ] = Path("predictions.csv"),
+    out: Out = Path("predictions.csv"),
     force: options.Force = False,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,

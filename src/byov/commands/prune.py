@@ -10,44 +10,51 @@ import typer
 from byov.commands import options
 
 ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
+Run = Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")]
+Out = Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")]
+Sparsity = Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")]
+Order = Annotated[str, typer.Option(help="What decides: snr (|μ|/σ) or magnitude (|μ|).")]
+Scope = Annotated[str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global.")]
+Groups = Annotated[
+    bool, typer.Option("--groups", help="Remove whole attention heads and hidden units: a smaller network.")
+]
+Rounds = Annotated[
+    int, typer.Option(help="Prune a run of byov train in this many rounds; 0: at once.", rich_help_panel=ROUNDS)
+]
+Epochs = Annotated[int, typer.Option(help="Epochs of fine-tuning in each round.", rich_help_panel=ROUNDS)]
+Rate = Annotated[float, typer.Option(help="Learning rate of fine-tuning.", rich_help_panel=ROUNDS)]
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="Instead: scores over sparsities, by SNR and magnitude.", rich_help_panel=SWEEP)
+]
+Twin = Annotated[
+    Path | None,
+    typer.Option(help="Sweep this deterministic run too, by magnitude.", show_default=False, rich_help_panel=SWEEP),
+]
+Sparsities = Annotated[
+    str | None,
+    typer.Option(help="Such as 0,0.5,0.9. Default: thirteen up to 0.95.", show_default=False, rich_help_panel=SWEEP),
+]
+Refit = Annotated[
+    bool,
+    typer.Option("--refit", help="Fit the probe to each pruned encoder, not once before.", rich_help_panel=SWEEP),
+]
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")],
-    out: Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")],
-    sparsity: Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")] = 0.5,
-    by: Annotated[str, typer.Option(help="What decides: snr (|μ|/σ) or magnitude (|μ|).")] = "snr",
-    scope: Annotated[str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global.")] = (
-        "layer"
-    ),
-    groups: Annotated[
-        bool, typer.Option("--groups", help="Remove whole attention heads and hidden units: a smaller network.")
-    ] = False,
+    run: Run,
+    out: Out,
+    sparsity: Sparsity = 0.5,
+    by: Order = "snr",
+    scope: Scope = "layer",
+    groups: Groups = False,
     force: options.Force = False,
-    rounds: Annotated[
-        int,
-        typer.Option(help="Prune a run of byov train in this many rounds; 0: at once.", rich_help_panel=ROUNDS),
-    ] = 0,
-    epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning in each round.", rich_help_panel=ROUNDS)] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.", rich_help_panel=ROUNDS)] = 1e-3,
-    sweep: Annotated[
-        bool,
-        typer.Option("--sweep", help="Instead: scores over sparsities, by SNR and magnitude.", rich_help_panel=SWEEP),
-    ] = False,
-    twin: Annotated[
-        Path | None,
-        typer.Option(help="Sweep this deterministic run too, by magnitude.", show_default=False, rich_help_panel=SWEEP),
-    ] = None,
-    sparsities: Annotated[
-        str | None,
-        typer.Option(
-            help="Such as 0,0.5,0.9. Default: thirteen up to 0.95.", show_default=False, rich_help_panel=SWEEP
-        ),
-    ] = None,
-    refit: Annotated[
-        bool,
-        typer.Option("--refit", help="Fit the probe to each pruned encoder, not once before.", rich_help_panel=SWEEP),
-    ] = False,
+    rounds: Rounds = 0,
+    epochs: Epochs = 1,
+    lr: Rate = 1e-3,
+    sweep: Sweep = False,
+    twin: Twin = None,
+    sparsities: Sparsities = None,
+    refit: Refit = False,
     split: options.Split = "test",
     root: options.Root = None,
     seed: options.Seed = 0,
@@ -63,8 +70,8 @@ def command(
     """
     from byov.commands.console import progress, show
     from byov.device import choose_device
-    from byov.evaluation.pruning import Prunable, check_file, parse_sparsities, prune_run, sweep_runs
-    from byov.files import check_out, write_json
+    from byov.evaluation.pruning import Prunable, check_file, check_sweep_files, parse_sparsities, prune_run, sweep_runs
+    from byov.files import write_json
     from byov.report import tables
     from byov.report.drawing import save
     from byov.report.figures import pruning_figure
@@ -75,10 +82,7 @@ def command(
     if sweep:
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
-        if out.suffix != ".json":
-            raise ValueError(f"A sweep is written as JSON: --out ends in .json, unlike {out.name}.")
-        for suffix in (".json", ".png", ".svg"):
-            check_out(out.with_suffix(suffix), force)
+        check_sweep_files(out, force)
         probing, wanted = "refitted" if refit else "fixed", parse_sparsities(sparsities)
         with progress() as advance:
             content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance)  # type: ignore[arg-type]

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
 
 from byov.commands import options
 
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
+]
+Listed = Annotated[bool, typer.Option("--list", help="Name every table and figure of both papers.")]
+Scale = Annotated[str | None, typer.Option(help="quick or full; none: full on a GPU, else quick.", show_default=False)]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Option(help="A run to look at, in the place of one that would be trained; may be repeated."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Begin no new work after this long; the same command continues.", show_default=False),
+]
+Out = Annotated[Path, typer.Option(help="The folder of results: NAME's are in OUT/NAME.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
+]
+
 
 def command(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name every table and figure of both papers.")] = False,
-    scale: Annotated[
-        str | None, typer.Option(help="quick or full; none: full on a GPU, else quick.", show_default=False)
-    ] = None,
+    names: Names = None,
+    list_: Listed = False,
+    scale: Scale = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     data_root: options.Root = None,
-    run: Annotated[
-        list[Path] | None,
-        typer.Option(help="A run to look at, in the place of one that would be trained; may be repeated."),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="Begin no new work after this long; the same command goes on.", show_default=False),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder of results: NAME's are in OUT/NAME.")] = Path("reproduced"),
-    force: Annotated[
-        bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
-    ] = False,
+    run: Runs = None,
+    minutes: Minutes = None,
+    out: Out = Path("reproduced"),
+    force: Force = False,
 ) -> None:
     """Run tables and figures of the papers again, and show them as paper | ours | verdict.
 
-    Each writes result.json (data, protocol, comparisons), figure.png and figure.svg. One that was interrupted goes on
+    Each writes result.json (data, protocol, comparisons), figure.png and figure.svg. One that was interrupted continues
     where it stopped; one that is finished is shown again, and not overwritten without --force.
 
     Example: byov reproduce 'byov/*' --scale quick
@@ -46,7 +50,7 @@ def command(
     from byov.commands.console import show
     from byov.device import choose_device
     from byov.report import tables
-    from byov.reproduce.experiment import Context, OutOfTime, check, discover, finished
+    from byov.reproduce.experiment import OutOfTime, check, contexts, discover, finished
     from byov.reproduce.experiment import run as execute
     from byov.reproduce.papers import catalogue, choose
 
@@ -55,39 +59,27 @@ def command(
         show(tables.catalogue(catalogue(known, names or ["*"])), width=110)
         return
     chosen, skipped = choose(names or [], known)
-    place = choose_device(device)
-    size = scale or ("full" if place.type == "cuda" else "quick")
-    if size not in ("quick", "full"):
-        raise ValueError(f"A scale is quick or full, not {size!r}.")
-    for path in run or []:
-        if not path.exists():
-            raise FileNotFoundError(f"There is no run at {path}.")
-    given, place_of_data = tuple(run or []), None if data_root is None else str(data_root)
-    common = Context(out, size, seed, str(place), place_of_data, given)  # type: ignore[arg-type]
-    if minutes is not None:
-        common = replace(common, deadline=monotonic() + 60 * minutes)
-    contexts = {name: replace(common, out=out / name) for name in chosen}
-    for name, context in contexts.items():
+    wanted = contexts(chosen, out, scale, seed, str(choose_device(device)), data_root, run or (), minutes)
+    for name, context in wanted.items():
         if not force:
             check(known[name], context)
     show(*(f"{name} is left out: {reason}." for name, reason in skipped.items()))
     failed: list[str] = []
     left: list[str] = []
-    for name, context in contexts.items():
+    for name, context in wanted.items():
         before = None if force else finished(context.out)
         try:
             content = before or execute(known[name], context)
         except OutOfTime:
             left.append(name)
-            continue
         except (ValueError, TypeError, OSError) as error:
-            if len(contexts) == 1:
+            if len(wanted) == 1:
                 raise
             failed.append(name)
             show(f"{name} failed: {error}")
-            continue
-        show(*tables.reproduced(content, context.out, again=before is not None), width=110)
+        else:
+            show(*tables.reproduced(content, context.out, again=before is not None), width=110)
     if left:
-        show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command goes on where it stopped.")
+        show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command continues where it stopped.")
     if failed:
-        raise ValueError(f"{len(failed)} of {len(contexts)} could not be run: {', '.join(failed)}.")
+        raise ValueError(f"{len(failed)} of {len(wanted)} could not be run: {', '.join(failed)}.")

@@ -59,7 +59,7 @@ class Alignment:
 
 
 def predictive_std(std: Tensor) -> Tensor:
-    """One number for each image from the std of its class probabilities (N, C): √Σ_c σ_c²."""
+    """Return one number for each image from the std of its class probabilities (N, C): √Σ_c σ_c²."""
     return std.square().sum(1).sqrt()
 
 
@@ -90,7 +90,7 @@ def alignment(first: Tensor, second: Tensor, log: bool = False, bootstraps: int 
 
 
 def gaussian_fit(x: np.ndarray, y: np.ndarray) -> GaussianFit:
-    """The Gaussian with the points' moments, the shares in its ellipses, and Mardia's measures."""
+    """Fit the Gaussian with the points' moments, the shares in its ellipses, and Mardia's measures."""
     points = np.stack([x, y], axis=1)
     mean, covariance = points.mean(0), np.cov(points.T, bias=True)
     centred = points - mean
@@ -119,7 +119,7 @@ def _kde(x: np.ndarray, y: np.ndarray) -> Density:
 
 
 def _short(values: np.ndarray) -> np.ndarray:
-    """Six digits: what is computed is computed from what is recorded."""
+    """Keep six digits: what is computed is computed from what is recorded."""
     return np.array([float(f"{v:.6g}") for v in values.ravel()]).reshape(values.shape)
 
 

@@ -26,7 +26,7 @@ class Shown:
     pixels: str
 
     def array(self) -> Tensor:
-        """The pixels as uint8 (C, H, W)."""
+        """Return the pixels as uint8 (C, H, W)."""
         return torch.tensor(list(base64.b64decode(self.pixels)), dtype=torch.uint8).view(self.shape)
 
 

@@ -49,7 +49,7 @@ class HumanAgreement:
 
 
 def human_entropy(counts: Tensor) -> Tensor:
-    """The entropy in nats of each image's votes (N, C)."""
+    """Return the entropy in nats of each image's votes (N, C)."""
     votes = counts.double()
     if votes.ndim != 2 or bool((votes < 0).any()) or bool((votes.sum(1) <= 0).any()):
         raise ValueError("Votes are (N, C), at least one for every image and none below 0.")

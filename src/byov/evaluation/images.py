@@ -15,7 +15,7 @@ CIFAR_SIDE = 32
 
 
 def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, str]]:
-    """The shifts of a kind that are defined on these images, and for the others why they are not."""
+    """Return the shifts of a kind that are defined on these images, and for the others why they are not."""
     if kind not in SHIFTS:
         raise ValueError(f"A shift is {', '.join(SHIFTS)}, not {kind!r}.")
     defined, left_out = {}, {}
@@ -31,7 +31,7 @@ def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, s
 
 
 def strength_note(kind: str, data: ImageSet) -> str:
-    """Whose strengths the corruptions have on images of this size."""
+    """Say whose strengths the corruptions have on images of this size."""
     side = min(data.images.shape[2:])
     if kind != "corruptions":
         return ""
@@ -44,7 +44,7 @@ def strength_note(kind: str, data: ImageSet) -> str:
 
 
 def parse_severities(text: str) -> tuple[int, ...]:
-    """ "1-5", "3" or "1,3,5" as whole numbers from 1 to 5, each once and in order."""
+    """Read "1-5", "3" or "1,3,5" as whole numbers from 1 to 5, each once and in order."""
     found: set[int] = set()
     try:
         for part in text.split(","):

@@ -155,8 +155,7 @@ def sweep_runs(
     for sparsity in sparsities:
         check(run.network, sparsity, "magnitude", scope)
     test = run.load_own(reading.split)
-    train = run.load_own("train") if run.kind == "pretrain" else None
-    if train is not None:
+    if (train := run.load_own("train") if run.kind == "pretrain" else None) is not None:
         check_classes(train, test, reading.split)
     assert test.labels is not None
     curves: list[Curve] = []
@@ -203,7 +202,7 @@ def _open_twins(
 
 
 def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
-    """Top-1 by SNR minus top-1 by magnitude of the same models at a sparsity, in points, mean over what is there."""
+    """Return top-1 by SNR minus top-1 by magnitude at a sparsity, in points: the mean over the same models."""
     points: dict[str, list[float]] = {"snr": [], "magnitude": []}
     with_snr = {(c["model"], c.get("seed"), c.get("probe")) for c in curves if c["by"] == "snr"}
     for each in curves:
@@ -236,6 +235,14 @@ def check_file(out: Path, run: Path, force: bool) -> None:
     if out.is_file() and file.exists() and out.samefile(file):
         raise ValueError(f"{out} is the run's own checkpoint: choose another --out.")
     check_out(out, force)
+
+
+def check_sweep_files(out: Path, force: bool) -> None:
+    """Refuse a name that is not JSON's, and the files of another sweep."""
+    if out.suffix != ".json":
+        raise ValueError(f"A sweep is written as JSON: --out ends in .json, unlike {out.name}.")
+    for suffix in (".json", ".png", ".svg"):
+        check_out(out.with_suffix(suffix), force)
 
 
 def prune_run(

@@ -39,12 +39,12 @@ class Predicted:
 
     @property
     def spread(self) -> Tensor:
-        """The standard deviation over draws: what more data would take away."""
+        """Return the standard deviation over draws: what more data would take away."""
         return self.draws.std(0, correction=0)
 
     @property
     def std(self) -> Tensor:
-        """With the noise 1/τ in it."""
+        """Return the standard deviation with the noise 1/τ in it."""
         return (self.draws.var(0, correction=0) + 1.0 / self.precision).sqrt()
 
     def scores(self, y: Tensor) -> dict[str, float]:

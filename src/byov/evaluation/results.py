@@ -50,7 +50,7 @@ class Results:
             self.rows, self.seconds = before["rows"], before["environment"]["seconds"]
 
     def write(self, rows: Sequence[Row], environment: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
-        """The file with these rows and what they come to, in the place of the old one at once."""
+        """Write the file with these rows and what they come to, in the place of the old one at once."""
         self.rows = list(rows)
         wanted = plan(self.protocol["shifts"], self.protocol["severities"])
         finished = [row.key for row in rows] == wanted
@@ -169,7 +169,7 @@ def _tell(advance: Callable[[str, int, int], Any] | None, name: str, done: int, 
 
 
 def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
-    """What a file of results holds, its rows as `Row`."""
+    """Return what a file of results holds, its rows as `Row`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: {advice}.")
     if not path.is_file():
@@ -184,7 +184,7 @@ def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
 
 
 def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
-    """A finished evaluation under the same corruptions of the same images, to measure corruption errors by."""
+    """Return a finished evaluation under the same corruptions of the same images, to measure corruption errors by."""
     if protocol["shift"] != "corruptions":
         raise ValueError("A baseline is for corruption errors: add --shift corruptions.")
     content = read(path)
@@ -199,7 +199,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first thing in which two protocols differ, in words; empty if in none."""
+    """Return the first thing in which two protocols differ, in words; empty if in none."""
     old, new = flatten(before), flatten(now)
     for key in [*new, *old]:
         if key not in FREE and old.get(key) != new.get(key):

@@ -39,7 +39,7 @@ class Row:
 
 
 def plan(shifts: Iterable[str], severities: Iterable[int]) -> list[tuple[str, int]]:
-    """The rows of an evaluation, in their order."""
+    """Return the rows of an evaluation, in their order."""
     severities = tuple(severities)
     return [(CLEAN, 0), *((name, severity) for name in shifts for severity in severities)]
 
@@ -115,7 +115,7 @@ def _predict(
     seed: int,
     device: torch.device | str | None,
 ) -> list[Prediction]:
-    """The prediction at μ and, with a posterior, the one under draws, of images that are shifted once for both."""
+    """Predict at μ and, with a posterior, under draws, images that are shifted once for both."""
     place = torch.device(images.device if device is None else device)
     readings: list[int | None] = [None, samples] if predictor.posterior else [None]
     parts: list[list[Prediction]] = [[] for _ in readings]
@@ -129,7 +129,7 @@ def _predict(
 
 
 def shifted(images: Tensor, shift: Shift | None, severity: int, seed: int, place: torch.device) -> Iterator[Tensor]:
-    """The images as floats under a shift, or as they are, chunk by chunk; the same for the same seed."""
+    """Yield the images as floats under a shift, or as they are, chunk by chunk; the same for the same seed."""
     generator = Generator(place)
     if shift is not None:
         generator.manual_seed(stream(seed, crc32(shift.name.encode()), severity))

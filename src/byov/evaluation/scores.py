@@ -13,7 +13,7 @@ Scores = dict[str, float | None]
 
 
 def conventions(bins: int) -> dict[str, str]:
-    """What the names of `scores` stand for, as every file of results says it."""
+    """Say what the names of `scores` stand for, as every file of results says it."""
     paper = f"{PAPER_BINS} equal-width bins open on the left, those with under {PAPER_MIN_COUNT} samples removed"
     return {
         "probabilities": "the mean over draws of the class probabilities; scores are of that mean",
@@ -33,7 +33,7 @@ def conventions(bins: int) -> dict[str, str]:
 
 
 def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Prediction | None = None) -> Scores:
-    """The scores of class probabilities (N, C), by name; None where one is not defined.
+    """Compute the scores of class probabilities (N, C), by name; None where one is not defined.
 
     Args:
         prediction: of N images; its `mean` holds the probabilities.
@@ -83,7 +83,7 @@ def headline(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
 
 
 def _paper(probs: Tensor, labels: Tensor) -> Scores:
-    """The patching paper's protocol (D.2), which has no value where every bin holds too few samples."""
+    """Follow the patching paper's protocol (D.2), which has no value where every bin holds too few samples."""
     fullest = metrics.reliability_diagram(probs, labels, PAPER_BINS).count.max()
     if fullest < PAPER_MIN_COUNT:
         return {"ece_paper": None, "mce": None}

@@ -13,7 +13,7 @@ READINGS = ("at_mean", "under_draws")
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One row per shift with the means over its severities, at severity 0; last their mean, called "mean"."""
+    """Return one row per shift with the means over its severities, at severity 0; last their mean, called "mean"."""
     names = list(dict.fromkeys(row.shift for row in rows if row.shift != CLEAN))
     each = [_mean(name, [row for row in rows if row.shift == name]) for name in names]
     return [*each, _mean("mean", each)] if each else []
@@ -25,7 +25,7 @@ def _mean(name: str, rows: Sequence[Row]) -> Row:
 
 
 def _average(parts: Sequence[Scores]) -> Scores:
-    """The mean of each score; None where one of them is not defined."""
+    """Return the mean of each score; None where one of them is not defined."""
     average: Scores = {}
     for name in parts[0]:
         values = [part.get(name) for part in parts]  # a row of an older file may lack one
@@ -35,7 +35,7 @@ def _average(parts: Sequence[Scores]) -> Scores:
 
 
 def corruption_errors(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """mCE and relative mCE, in per cent of the baseline read at μ, of each reading of `rows`.
+    """Compute mCE and relative mCE, in per cent of the baseline read at μ, of each reading of `rows`.
 
     `CE` holds them by corruption. A ratio that has no meaning, since a corruption does the baseline no harm, is None,
     and `note` says why.
@@ -59,7 +59,7 @@ def corruption_errors(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str,
 
 
 def _errors(rows: Sequence[Row], reading: str) -> tuple[dict[str, list[float]], float]:
-    """Top-1 errors by corruption and severity, and on clean images."""
+    """Return top-1 errors by corruption and severity, and on clean images."""
     errors: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.severity):
         errors.setdefault(row.shift, []).append(1 - getattr(row, reading)["top1"])

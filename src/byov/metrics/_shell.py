@@ -26,7 +26,7 @@ class Shell(Metric, Generic[Value]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of every state. torchmetrics fills the list of a process that saw no data with it."""
+        """Return the dtype of every state. torchmetrics fills the list of a process that saw no data with it."""
         return torch.float64
 
     def compute(self) -> Value:

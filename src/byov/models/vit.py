@@ -27,7 +27,7 @@ class Patches(nn.Conv2d):
         super().__init__(channels, width, patch, stride=patch, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, width, H/p, W/p), as the convolution; what does not fill a patch is left out."""
+        """Map (N, C, H, W) to (N, width, H/p, W/p), as the convolution; what does not fill a patch is left out."""
         p = self.kernel_size[0]
         if min(x.shape[-2:]) < p:
             raise ValueError(f"A patch of {p} pixels does not fit into images of {x.shape[-2]} × {x.shape[-1]}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -37,9 +37,8 @@ CURVES = ("ssl", "cross_entropy", "loss", "kl", "beta", "accuracy", "sigma", "sn
 def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
     """Return the whole tree."""
     series = [
-        {"id": f"{i}/{reading}", "group": i, "reading": reading, "label": _series_label(group, reading)}
-        for i, group in enumerate(groups)
-        for reading in group.readings
+        {"id": name, "group": groups.index(group), "reading": reading, "label": _series_label(group, reading)}
+        for name, group, reading in _series(groups)
     ]
     sections = {
         "verdict": verdict(groups),
@@ -62,6 +61,13 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
     return finite({"byov": byov.__version__, "groups": told, "series": series, "notes": notes, **sections})
 
 
+def _series(groups: Sequence[Group]) -> Iterator[tuple[str, Group, str]]:
+    """Yield every group at μ and, with a posterior, under draws: the series' id, the group and the reading."""
+    for i, group in enumerate(groups):
+        for reading in group.readings:
+            yield f"{i}/{reading}", group, reading
+
+
 def _series_label(group: Group, reading: str) -> str:
     if not group.posterior:
         return group.label
@@ -71,16 +77,14 @@ def _series_label(group: Group, reading: str) -> str:
 def numbers(groups: Sequence[Group]) -> dict[str, Any]:
     """Return means and standard errors by group and reading, and every run by itself."""
     rows, runs = [], []
-    for i, group in enumerate(groups):
-        for reading in group.readings:
-            series = f"{i}/{reading}"
-            scores = {key: estimate(values) for key, values in _scores(group, reading).items()}
-            if scores:
-                rows.append({"series": series, "seeds": len(group.evaluated), "scores": scores})
-            for run in group.runs:
-                own = {key: values[0] for key, values in _scores(Group("", [run]), reading).items()}
-                if own:
-                    runs.append({"run": run.name, "seed": run.seed, "series": series, "scores": own})
+    for series, group, reading in _series(groups):
+        scores = {key: estimate(values) for key, values in _scores(group, reading).items()}
+        if scores:
+            rows.append({"series": series, "seeds": len(group.evaluated), "scores": scores})
+        for run in group.runs:
+            own = {key: values[0] for key, values in _scores(Group("", [run]), reading).items()}
+            if own:
+                runs.append({"run": run.name, "seed": run.seed, "series": series, "scores": own})
     probes = [{"run": run.name, **run.probe} for group in groups for run in group.runs if run.probe]
     return {"rows": rows, "runs": runs, "probes": probes}
 
@@ -96,11 +100,10 @@ def calibration(groups: Sequence[Group]) -> dict[str, Any]:
     """Return reliability diagrams, the runs of a group together: on clean images, and on all shifted ones."""
     found: dict[str, Any] = {}
     for where in ("clean", "shifted"):
-        for i, group in enumerate(groups):
-            for reading in group.readings:
-                rows = [row for run in group.runs for row in run.records(reading, where == "clean")]
-                if rows:
-                    found.setdefault(where, {})[f"{i}/{reading}"] = diagram(rows)
+        for series, group, reading in _series(groups):
+            rows = [row for run in group.runs for row in run.records(reading, where == "clean")]
+            if rows:
+                found.setdefault(where, {})[series] = diagram(rows)
     return found
 
 
@@ -111,13 +114,11 @@ def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
     sums = bin_sums(confidence, correct, equal_width(confidence, bins), bins)
     found = diagram_of_bins(sums)
     points = []
-    for count, sure, accuracy in zip(
-        *(x.tolist() for x in (found.count, found.confidence, found.accuracy)), strict=True
-    ):
+    columns = (found.count.long().tolist(), found.confidence.tolist(), found.accuracy.tolist())
+    for count, sure, accuracy in zip(*columns, strict=True):
         if count:
-            low, high = wilson(accuracy, int(count))
-            point = {"count": int(count), "confidence": sure, "accuracy": accuracy, "low": low, "high": high}
-            points.append(point)
+            low, high = wilson(accuracy, count)
+            points.append({"count": count, "confidence": sure, "accuracy": accuracy, "low": low, "high": high})
     return {"bins": bins, "images": len(confidence), "ece": error_of_bins(sums, "l1").item(), "points": points}
 
 
@@ -126,18 +127,17 @@ def ood(groups: Sequence[Group]) -> dict[str, Any]:
     cells: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
     shifts: dict[str, None] = {}
     severities: set[int] = set()
-    for i, group in enumerate(groups):
-        for reading, run in ((reading, run) for reading in group.readings for run in group.evaluated):
-            for row in [*run.rows, *summarise(run.rows)]:
-                shift = ALL if row.key == ("mean", 0) else row.shift
-                severity = "mean" if row.severity == 0 else str(row.severity)
-                shifts.setdefault(shift)
-                severities |= {row.severity} - {0}
-                for name in METRICS:
-                    value = row_score(row, reading, name)
-                    if value is not None:
-                        place = cells.setdefault(f"{i}/{reading}", {}).setdefault(name, {}).setdefault(shift, {})
-                        place.setdefault(severity, []).append(value)
+    for series, group, reading in _series(groups):
+        for row in (row for run in group.evaluated for row in [*run.rows, *summarise(run.rows)]):
+            shift = ALL if row.key == ("mean", 0) else row.shift
+            severity = "mean" if row.severity == 0 else str(row.severity)
+            shifts.setdefault(shift)
+            severities |= {row.severity} - {0}
+            for name in METRICS:
+                value = row_score(row, reading, name)
+                if value is not None:
+                    place = cells.setdefault(series, {}).setdefault(name, {}).setdefault(shift, {})
+                    place.setdefault(severity, []).append(value)
     if not cells:
         return {}
     order = sorted(shifts, key=lambda name: (name != CLEAN, name == ALL))  # stable
@@ -186,35 +186,27 @@ def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
         found = None
     if found is None or len(found.epochs) < 2:
         return {}
-    at = thinned(range(len(found.epochs)), 60)
+    at, quantities = thinned(range(len(found.epochs)), 60), {"sigma": found.sigma_mean, "snr": found.snr_mean}
     random = [i for i, snr in enumerate(found.snr_mean) if snr[-1] is not None]
-    return {
-        "epochs": [found.epochs[k] for k in at],
-        "layers": [
-            {
-                "name": found.layers[i],
-                "sigma": [found.sigma_mean[i][k] for k in at],
-                "snr": [found.snr_mean[i][k] for k in at],
-            }
-            for i in thinned(random, most)
-        ],
-    }
+    layers = [
+        {"name": found.layers[i], **{name: [values[i][k] for k in at] for name, values in quantities.items()}}
+        for i in thinned(random, most)
+    ]
+    return {"epochs": [found.epochs[k] for k in at], "layers": layers}
 
 
 def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return the log of every run, thinned: by name the epochs and the values."""
     found = []
-    for i, group in enumerate(groups):
-        for run in group.runs:
-            log = [] if run.header is None else run.header.records("log.jsonl")
-            lines = thinned([line for line in log if "epoch" in line], 120)
-            curves = {
-                name: [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
-                for name in CURVES
-            }
-            curves = {name: each for name, each in curves.items() if len(each) > 1 and any(y for _, y in each)}
-            if curves:
-                found.append({"group": i, "run": run.name, "seed": run.seed, "curves": curves})
+    for i, run in ((i, run) for i, group in enumerate(groups) for run in group.runs):
+        log = [] if run.header is None else run.header.records("log.jsonl")
+        lines, curves = thinned([line for line in log if "epoch" in line], 120), {}
+        for name in CURVES:
+            each = [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
+            if len(each) > 1 and any(y for _, y in each):
+                curves[name] = each
+        if curves:
+            found.append({"group": i, "run": run.name, "seed": run.seed, "curves": curves})
     return found
 
 
@@ -255,10 +247,8 @@ def protocols(groups: Sequence[Group]) -> dict[str, Any]:
     """Return what the evaluations agree on, once; what is each one's own, by run."""
     evaluated = [run for group in groups for run in group.evaluated]
     flats = {run.name: flatten(run.protocol) for run in evaluated}
-    keys = list(dict.fromkeys(key for settings in flats.values() for key in settings))
     first = next(iter(flats.values()), {})
-    shared = {
-        k: first[k] for k in keys if first.get(k) is not None and all(e.get(k) == first[k] for e in flats.values())
-    }
+    agreed = (k for k, value in first.items() if value is not None and all(e.get(k) == value for e in flats.values()))
+    shared = {key: first[key] for key in agreed}
     own = {name: {key: v for key, v in each.items() if key not in shared} for name, each in flats.items()}
     return {"shared": shared, "own": own} if flats else {}

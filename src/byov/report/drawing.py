@@ -56,7 +56,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of so many inches, without pyplot's state, and its panels by row and column."""
+    """Make a figure of so many inches, without pyplot's state, and its panels by row and column."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def canvas(
 
 
 def plain(*panels: Axes) -> None:
-    """A light grid below what is drawn."""
+    """Draw a light grid below what is drawn."""
     for axes in panels:
         axes.grid(color="0.92", linewidth=0.6)
         axes.set_axisbelow(True)
@@ -79,7 +79,7 @@ def subscripted(text: str) -> str:
 
 
 def log_labels(*axes: Axis) -> None:
-    """Plain numbers on logarithmic axes, about as many as there is room for."""
+    """Put plain numbers on logarithmic axes, about as many as there is room for."""
     from math import log10
 
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES = ("-", "--", ":", "-.")
+BELOW: Final = "outside lower center"
 
 
 @styled
 def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
-    """A panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
+    """Draw a panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
     made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
     for axes, one in zip(panels, found, strict=True):
         _panel(axes, one)
         what = "log₁₀ predictive std" if one.log else "predictive std"
         axes.set(xlabel=f"{what}, {first}", ylabel=f"{what}, {second}")
-    handles, labels = panels[0].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=3 if len(found) > 1 else 1)
+    made.legend(*panels[0].get_legend_handles_labels(), loc=BELOW, ncols=3 if len(found) > 1 else 1)
     return made
 
 
@@ -47,14 +47,12 @@ def _panel(axes: Axes, found: Alignment) -> None:
     alpha, many = min(0.6, 400 / len(a) + 0.1), len(a) > 3000
     axes.scatter(x, y, s=5, color="0.45", alpha=alpha, linewidths=0, rasterized=many, label=f"{len(a):,} images")
     kde = found.kde
-    peak = max(map(max, kde.density))
-    levels = [share * peak for share in (0.05, 0.15, 0.3, 0.5, 0.7, 0.9)]
+    levels = np.array([0.05, 0.15, 0.3, 0.5, 0.7, 0.9]) * np.max(kde.density)
     axes.contour(kde.x, kde.y, kde.density, levels=levels, colors=COLOURS[0], linewidths=0.9)
-    centre, covariance = np.array(found.fit.mean), np.array(found.fit.covariance)
     turn = np.linspace(0, 2 * np.pi, 200)
-    circle = np.linalg.cholesky(covariance) @ np.stack([np.cos(turn), np.sin(turn)])
+    circle = np.linalg.cholesky(np.array(found.fit.covariance)) @ np.stack([np.cos(turn), np.sin(turn)])
     for level in LEVELS:
-        ellipse = centre[:, None] + np.sqrt(-2 * np.log(1 - level)) * circle
+        ellipse = np.array(found.fit.mean)[:, None] + np.sqrt(-2 * np.log(1 - level)) * circle
         axes.plot(*ellipse, color=COLOURS[1], linewidth=1.1, linestyle="--")
     axes.plot([], [], color=COLOURS[0], label="kernel density")
     axes.plot([], [], color=COLOURS[1], linestyle="--", label="Gaussian fit: 50, 80, 95 %")
@@ -67,7 +65,7 @@ def _panel(axes: Axes, found: Alignment) -> None:
 
 @styled
 def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
-    """For each run a row: predictive mean, predictive std, and what a single image still moves; a line per shift."""
+    """Draw a row per run: predictive mean, predictive std, and what a single image still moves; a line per shift."""
 
     made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
     for row, (run, shifts) in zip(panels, found.items(), strict=True):
@@ -94,13 +92,13 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
         axes.set_xlabel("draws K")
         log_labels(axes.xaxis)
     handles, labels = panels[0][2].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    made.legend(handles, labels, loc=BELOW, ncols=len(labels))
     return made
 
 
 @styled
 def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
-    """For each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
+    """Show for each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
 
     columns = 12
     bands = [(run, title, shown) for run, g in found.items() for title, shown in _bands(g)]
@@ -120,28 +118,28 @@ def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
             box = (column - 0.46, column + 0.46, top + 0.72, top - 0.2)
             axes.imshow(picture, cmap="gray", vmin=0, vmax=255, extent=box, interpolation="nearest")
             right = item.label == item.predicted
-            words = item.label if right else f"{item.label}→{item.predicted}"
-            axes.text(
-                column, top + 0.76, words, ha="center", va="top", fontsize=6, color="0.25" if right else COLOURS[1]
-            )
+            words, ink = (item.label, "0.25") if right else (f"{item.label}→{item.predicted}", COLOURS[1])
+            axes.text(column, top + 0.76, words, ha="center", va="top", fontsize=6, color=ink)
         y += 1.3 * -(-len(shown) // columns) + 0.1
     axes.set(xlim=(-0.55, columns - 0.45), ylim=(y - 0.2, -0.25), aspect="equal")
     return made
 
 
 def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
-    def span(shown: list[Shown]) -> str:
+    found = []
+    for end, shown, accuracy in (
+        ("least", g.least_certain, g.accuracy_least_certain),
+        ("most", g.most_certain, g.accuracy_most_certain),
+    ):
         low, high = sorted((shown[0].uncertainty, shown[-1].uncertainty))
-        return f"{g.measure} {low:.3g} … {high:.3g}"
-
-    least = f"least certain ({span(g.least_certain)}; {100 * g.accuracy_least_certain:.1f} % of this tenth are right)"
-    most = f"most certain ({span(g.most_certain)}; {100 * g.accuracy_most_certain:.1f} % of this tenth are right)"
-    return [(least, g.least_certain), (most, g.most_certain)]
+        about = f"{g.measure} {low:.3g} … {high:.3g}; {100 * accuracy:.1f} % of this tenth are right"
+        found.append((f"{end} certain ({about})", shown))
+    return found
 
 
 @styled
 def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
-    """Rank correlation by measure and model, and people's entropy against how sure each model is."""
+    """Draw the rank correlation by measure and model, and people's entropy against how sure each model is."""
 
     made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
     measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
@@ -149,26 +147,13 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     for i, ((run, agreement), colour) in enumerate(zip(found.items(), COLOURS, strict=False)):
         there = [(k, *agreement.spearman[m]) for k, m in enumerate(measures) if m in agreement.spearman]
         at = [k + (i - (len(found) - 1) / 2) * width for k, _, _ in there]
-        bars.bar(
-            at,
-            [v for _, v, _ in there],
-            0.92 * width,
-            yerr=[e for _, _, e in there],
-            color=colour,
-            label=run,
-            error_kw={"elinewidth": 0.9, "ecolor": "0.2"},
-        )
+        _, heights, errors = zip(*there, strict=True)
+        whiskers = {"elinewidth": 0.9, "ecolor": "0.2"}
+        bars.bar(at, heights, 0.92 * width, yerr=errors, color=colour, label=run, error_kw=whiskers)
         best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
         tenths = [100 * (k + 0.5) / BINS for k in range(BINS)]
-        lines.plot(
-            tenths,
-            agreement.curve[best],
-            color=colour,
-            marker=MARKERS[i],
-            markersize=4,
-            linewidth=1.3,
-            label=f"{run}, {MEASURES.get(best, best)}",
-        )
+        style: dict[str, Any] = {"color": colour, "marker": MARKERS[i], "markersize": 4, "linewidth": 1.3}
+        lines.plot(tenths, agreement.curve[best], label=f"{run}, {MEASURES.get(best, best)}", **style)
     some = next(iter(found.values()))
     lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
     lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
@@ -188,14 +173,12 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
 def layers_figure(
     histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES), title: str = ""
 ) -> Figure:
-    """One column per run, one row per quantity on a common logarithmic axis, one line per layer."""
+    """Draw one column per run, one row per quantity on a common logarithmic axis, one line per layer."""
     import matplotlib
     from matplotlib.lines import Line2D
 
-    width = max(3.6, 2.5 * len(histories) + 0.8)
-    made, panels = canvas(
-        width, 1.75 * len(quantities) + 0.9, len(quantities), len(histories), sharex="col", sharey="row"
-    )
+    width, height = max(3.6, 2.5 * len(histories) + 0.8), 1.75 * len(quantities) + 0.9
+    made, panels = canvas(width, height, len(quantities), len(histories), sharex="col", sharey="row")
     depth = matplotlib.colormaps[ORDERED]
     heads = False
     for row, quantity in zip(panels, quantities, strict=True):
@@ -215,12 +198,10 @@ def layers_figure(
             if row is panels[-1]:
                 axes.set_xlabel("epoch")
         row[0].set_ylabel(QUANTITIES[quantity])
-    first, last = (Line2D([], [], color=depth(x), label=t) for x, t in ((0.0, "first layer"), (0.92, "last layer")))
-    if heads:
-        first.set_label("encoder, first layer")
-        last.set_label("encoder, last layer")
-    lines = [first, last, *(Line2D([], [], color=c, linestyle=s, label=p) for p, (c, s) in PARTS.items() if heads)]
-    made.legend(handles=lines, loc="outside lower center", ncols=2 if width < 6 else 4)
+    whose = "encoder, " if heads else ""
+    ends = [Line2D([], [], color=depth(x), label=f"{whose}{end} layer") for x, end in ((0.0, "first"), (0.92, "last"))]
+    lines = [*ends, *(Line2D([], [], color=c, linestyle=s, label=p) for p, (c, s) in PARTS.items() if heads)]
+    made.legend(handles=lines, loc=BELOW, ncols=2 if width < 6 else 4)
     if title:
         made.suptitle(title, fontsize=10)
     return made
@@ -228,7 +209,7 @@ def layers_figure(
 
 @styled
 def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
-    """For each run a row: the stages against each other, a point per image coloured by noise; means against noise."""
+    """Draw a row per run: the stages against each other, a point per image coloured by noise; means against noise."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
@@ -273,7 +254,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
 
 @styled
 def pruning_figure(content: dict[str, Any]) -> Figure:
-    """Two panels: accuracy and calibration of what pruning left."""
+    """Draw two panels: accuracy and calibration of what pruning left."""
     made, [[left, right]] = canvas(8.0, 3.2, 1, 2)
     plot_curves(left, content["curves"], "top1")
     plot_curves(right, content["curves"], "ece")
@@ -289,9 +270,8 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     groups: dict[tuple[str, str], list[Curve]] = {}
     for each in curves:
         groups.setdefault((each["model"], each["by"]), []).append(each)
-    for (model, by), members, colour, marker, line in zip(
-        groups, groups.values(), COLOURS, MARKERS, LINES, strict=False
-    ):
+    for ((model, by), members), *style in zip(groups.items(), COLOURS, MARKERS, LINES, strict=False):
+        colour, marker, line = style
         x = 100 * np.asarray(members[0]["sparsity"])
         y = 100 * np.asarray([member[what] for member in members])
         label = f"{model}, {'SNR' if by == 'snr' else by}"
@@ -310,18 +290,18 @@ def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> 
     assert prediction.entropy is not None
     assert prediction.mutual_information is not None
     probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
+    information = prediction.mutual_information.cpu()
     order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
 
     def entry(shown: Shown) -> dict[str, Any]:
         i = shown.index
+        numbers = {"confidence": probs[i].max(), "entropy": entropy[i], "mutual_information": information[i]}
         return {
             "index": i,
             "label": shown.label,
             "predicted": shown.predicted,
             "correct": shown.label == shown.predicted,
-            "confidence": round(float(probs[i].max()), 4),
-            "entropy": round(float(entropy[i]), 4),
-            "mutual_information": round(float(prediction.mutual_information[i]), 4),  # type: ignore[index]
+            **{name: round(float(value), 4) for name, value in numbers.items()},
             "image": data_uri(shown.array()),
         }
 

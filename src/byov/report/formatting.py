@@ -26,25 +26,21 @@ MISSING = {
 """For a section without numbers: why, and the command that makes them."""
 
 
-def cell(value: Any, unit: str = "", like: float | None = None) -> str:
-    """Write a score, in per cent where it is a share; with as many decimals as another one, if that is given."""
+def cell(value: Any, unit: str = "", like: float | None = None, sign: str = "") -> str:
+    """Write a score, in per cent where it is a share; with as many decimals as another one, if that is given.
+
+    There is one more decimal where a number is small.
+    """
     if value is None:
         return DASH
-    factor, digits = _scale(value if like is None else like, unit)
-    return f"{factor * value:.{digits}f}"
-
-
-def _scale(value: float, unit: str) -> tuple[int, int]:
-    """Return what to multiply by, and the decimals: one more where a number is small."""
-    return (100, 2) if unit == "%" else (1, 4 if abs(value) < 0.02 else 3)
+    size = abs(value if like is None else like)
+    factor, digits = (100, 2) if unit == "%" else (1, 4 if size < 0.02 else 3)
+    return f"{factor * value:{sign}.{digits}f}"
 
 
 def signed(value: float | None, unit: str = "", like: float | None = None) -> str:
     """Write a difference with its sign, and a minus that is one; `like` is as in `cell`."""
-    if value is None:
-        return DASH
-    factor, digits = _scale(value if like is None else like, unit)
-    return f"{factor * value:+.{digits}f}".replace("-", "−")
+    return cell(value, unit, like, "+").replace("-", "−")
 
 
 def setting(value: Any) -> str:

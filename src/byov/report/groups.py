@@ -50,17 +50,17 @@ class Group:
 
     @property
     def best(self) -> str:
-        """The reading that is the model's own: under draws where there is a posterior."""
+        """Return the reading that is the model's own: under draws where there is a posterior."""
         return self.readings[-1]
 
     def values(self, score: str, reading: str, clean: bool) -> list[float]:
-        """A score of each evaluated run, on clean images or as the mean over the shifts."""
+        """Return a score of each evaluated run, on clean images or as the mean over the shifts."""
         found = [row_score(condition(run, clean), reading, score) for run in self.evaluated]
         return [value for value in found if value is not None]
 
 
 def condition(run: ReportedRun, clean: bool) -> Row | None:
-    """The row of clean images, or the mean over the shifts."""
+    """Return the row of clean images, or the mean over the shifts."""
     rows = (run.evaluation or {}).get("rows", [])
     if clean:
         return next((row for row in rows if row.shift == CLEAN), None)
@@ -74,7 +74,7 @@ def row_score(row: Row | None, reading: str, score: str) -> float | None:
 
 
 def group(runs: Sequence[ReportedRun]) -> list[Group]:
-    """Groups in the order of their first runs; those without a posterior first, as what the others are held against."""
+    """Group runs, in the order of the first of each; without a posterior first, as what the others are held against."""
     together: dict[str, list[ReportedRun]] = {}
     for run in runs:
         together.setdefault(_key(run), []).append(run)
@@ -91,7 +91,7 @@ def _key(run: ReportedRun) -> str:
 
 
 def method(run: ReportedRun) -> str:
-    """What a reader calls it."""
+    """Return what a reader calls it."""
     if run.config:
         return METHODS.get((run.kind or "", run.config["posterior"]["family"]), run.name)
     if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
@@ -100,7 +100,7 @@ def method(run: ReportedRun) -> str:
 
 
 def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:
-    """The methods' names; where two groups have the same, with the settings in which they differ."""
+    """Return the methods' names; where two groups have the same, with the settings in which they differ."""
     names = [method(members[0]) for members in each]
     labels = []
     for name, members in zip(names, each, strict=True):

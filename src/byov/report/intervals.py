@@ -27,16 +27,21 @@ class Interval:
     high: float | None = None
     over: Source | None = None
 
+    @classmethod
+    def around(cls, value: float, reach: float, over: Source) -> Interval:
+        """Return the interval that reaches as far on either side of a value."""
+        return cls(value, value - reach, value + reach, over)
+
     @property
     def sign(self) -> int | None:
-        """−1 or 1 where the interval leaves 0 out, 0 where it does not, None where there is no interval."""
+        """Return −1 or 1 where the interval leaves 0 out, 0 where it does not, None where there is no interval."""
         if self.low is None or self.high is None:
             return None
         return -1 if self.high < 0 else 1 if self.low > 0 else 0
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; none of a single value."""
+    """Return the mean and its standard error; none of a single value."""
     mean = float(np.mean(values))
     return mean, float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
@@ -47,7 +52,7 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """mean(second) − mean(first), by Welch's t: the seeds of the two have nothing to do with each other.
+    """Estimate mean(second) − mean(first), by Welch's t: the seeds of the two have nothing to do with each other.
 
     With no spread at all the interval is the value: equal numbers do not differ.
     """
@@ -57,19 +62,19 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
     parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
     variance = sum(parts)
     if variance == 0:
-        return Interval(value, value, value, "seeds")
+        return Interval.around(value, 0.0, "seeds")
     freedom = variance**2 / sum(p**2 / (len(each) - 1) for p, each in zip(parts, (first, second), strict=True))
     reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * variance**0.5
-    return Interval(value, value - reach, value + reach, "seeds")
+    return Interval.around(value, reach, "seeds")
 
 
 def over_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """mean(second − first) of the same runs read in two ways, by Student's t."""
+    """Estimate mean(second − first) of the same runs read in two ways, by Student's t."""
     if len(first) != len(second) or len(first) < 2:
         raise ValueError("An interval over pairs needs at least two of them.")
     value, error = mean_error([b - a for a, b in zip(first, second, strict=True)])
     reach = float(stats.t.ppf(0.5 + LEVEL / 2, len(first) - 1)) * (error or 0.0)
-    return Interval(value, value - reach, value + reach, "seeds")
+    return Interval.around(value, reach, "seeds")
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Hits:
 
 
 def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
-    """Of each resample the mean over conditions of the ECE; `counts` (B, n) says how often each image was drawn."""
+    """Return for each resample the mean ECE over conditions; `counts` (B, n) says how often each image was drawn."""
     total = np.zeros(len(counts))
     edges = np.arange(1, bins) / bins
     for confidence, correct in zip(hits.confidence, hits.correct, strict=True):
@@ -96,7 +101,7 @@ def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
 
 
 def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: int = 0) -> Interval:
-    """ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over the images that both saw.
+    """Estimate ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over images both saw.
 
     An image is drawn with all its shifted versions and by all models at once. It says how another test set would
     differ, not how another training run would. The reach is 1.96 standard deviations of the resamples, about the value
@@ -110,8 +115,7 @@ def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: 
     counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
     sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
     difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]
-    value, reach = float(difference[0]), Z * float(difference[1:].std(ddof=1))
-    return Interval(value, value - reach, value + reach, "images")
+    return Interval.around(float(difference[0]), Z * float(difference[1:].std(ddof=1)), "images")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

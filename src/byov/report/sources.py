@@ -33,7 +33,7 @@ class ReportedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What its checkpoint says: kind, config, data, shape, kl_scale."""
+        """Return what its checkpoint says: kind, config, data, shape, kl_scale."""
         return {} if self.header is None else self.header.about
 
     @property
@@ -46,17 +46,17 @@ class ReportedRun:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """That of its evaluation."""
+        """Return that of its evaluation."""
         return {} if self.evaluation is None else self.evaluation["protocol"]
 
     @property
     def rows(self) -> list[Row]:
-        """Those of its evaluation."""
+        """Return those of its evaluation."""
         return [] if self.evaluation is None else self.evaluation["rows"]
 
     @property
     def posterior(self) -> bool:
-        """Whether there is anything to draw from."""
+        """Tell whether there is anything to draw from."""
         if self.config:
             return self.config["posterior"]["family"] != "none"
         if self.evaluation is not None:

@@ -15,8 +15,9 @@ from torch import nn
 from byov.evaluation.predictions import Predictions
 from byov.evaluation.pruning import Prunable
 from byov.evaluation.results import Results, read
+from byov.evaluation.rows import CLEAN
 from byov.evaluation.rows import Row as ScoreRow
-from byov.evaluation.table import error_lines, table
+from byov.evaluation.summary import summarise
 from byov.overhead import Row
 from byov.posterior.module import BayesianModule
 from byov.pruning import find_blocks, layers
@@ -24,6 +25,13 @@ from byov.runs import Run
 from byov.runs.run import NO_NETWORK, started_anew
 from byov.ssl.probe import ProbeResult
 
+SCORES = {
+    "top-1": ("top1", (100, 1)),
+    "ECE": ("ece", (100, 2)),
+    "NLL": ("nll", (1, 3)),
+    "Brier": ("brier", (1, 3)),
+}
+"""Heading → the score, and what it is multiplied by and its decimals."""
 PROBES = {"linear": "linear, μ", "linear_draws": "linear, draws", "knn": "kNN, μ", "knn_draws": "kNN, draws"}
 
 
@@ -61,7 +69,7 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
     protocol = results.protocol
     about = f"{protocol['data']['name']} {protocol['data']['split']}, {protocol['data']['images']:,} images"
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
-    yield table(results.rows, f"{run.name} on {about}{draws}")
+    yield scores(results.rows, f"{run.name} on {about}{draws}")
     yield Text(_caption(protocol))  # wrapped, unlike a line that holds a path
     if floor := _floor(results.rows[0], protocol["data"]["images"]):
         yield Text(floor)
@@ -72,6 +80,52 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
     errors = read(results.path)["summary"].get("corruption_errors")
     if errors and baseline is not None:
         yield from error_lines(errors, str(baseline))
+
+
+def scores(rows: Sequence[ScoreRow], title: str) -> Table:
+    """Show clean images, every shift (the mean over its severities) and the mean of the shifts; shares in per cent."""
+    clean, shifts = [row for row in rows if row.shift == CLEAN], summarise(rows)
+    shown = list(_columns(any(row.under_draws is not None for row in rows), bool(shifts)))
+    made = columns(title, ("\nimages",), [f"{heading}\n{line}" for heading, line, *_ in shown])
+    made.padding = (0, 1, 0, 0)
+    made.columns[0].no_wrap, made.columns[0].overflow = True, "ellipsis"
+    for group in (clean, shifts[:-1], shifts[-1:]):
+        for row in group:
+            name = "mean of shifts" if row.shift == "mean" else row.shift.replace("_", " ")
+            cells = (_cell((getattr(row, reading) or {}).get(key), *how) for *_, reading, key, how in shown)
+            made.add_row(name, *cells)
+        made.add_section()
+    return made
+
+
+def error_lines(errors: dict[str, dict[str, Any]], baseline: str) -> Iterator[str]:
+    """Yield the corruption errors, a line for each reading."""
+    for reading, found in errors.items():
+        words = "at μ" if reading == "at_mean" else "under draws"
+        values = [
+            f"{name} {_cell(found[key], 1, 1)} %"
+            for name, key in (("mCE", "mCE"), ("relative mCE", "relative_mCE"))
+            if found[key] is not None
+        ]
+        note = f" ({found['note']})" if found["note"] else ""
+        yield f"{words}: {', '.join(values) or 'no corruption error'} of {baseline} at μ{note}"
+
+
+def _columns(drawn: bool, shifted: bool) -> Iterator[tuple[str, str, str, str, tuple[float, int]]]:
+    """Yield each column's heading and the line below it, its reading and score, and (factor, decimals)."""
+    readings = {"at_mean": "μ", **({"under_draws": "draws"} if drawn else {})}
+    for heading, (key, how) in SCORES.items():
+        for reading, line in readings.items():
+            yield heading if reading == "at_mean" else "", line, reading, key, how
+    if shifted:
+        yield "AUROC", "H, μ", "at_mean", "auroc_entropy", (1, 3)
+    if shifted and drawn:
+        yield "", "H", "under_draws", "auroc_entropy", (1, 3)
+        yield "", "MI", "under_draws", "auroc_mutual_information", (1, 3)
+
+
+def _cell(value: float | None, factor: float, digits: int) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
 def _caption(protocol: dict[str, Any]) -> str:

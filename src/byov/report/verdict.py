@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score
-from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, wilson
+from byov.report.intervals import Hits, Interval, estimate, mean_error, over_images, over_pairs, over_seeds, wilson
 from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
@@ -37,9 +37,29 @@ class Side:
         each = [run.records(self.reading, clean) if run.parts.get("paired") else [] for run in self.group.evaluated]
         return [Hits.of(rows) for rows in each] if all(each) else []
 
+    @property
+    def protocol(self) -> dict[str, Any]:
+        return self.group.evaluated[0].protocol
+
+    @property
+    def images(self) -> int:
+        return self.protocol["data"]["images"]
+
+    @property
+    def wrong(self) -> int | None:
+        """Count how many clean images its first run misreads."""
+        top1 = row_score(condition(self.group.evaluated[0], True), self.reading, "top1")
+        return None if top1 is None else round((1 - top1) * self.images)
+
+    def spelled(self, clean: bool) -> str:
+        """Write the mean ECE and its standard error, in per cent."""
+        mean, error = mean_error(self.values("ece", clean))
+        spread = "" if error is None else f"\u00a0±\u00a0{100 * error:.2f}"
+        return f"{100 * mean:.2f}{spread}\u00a0%"
+
 
 def difference(first: Side, second: Side, score: str, clean: bool) -> Interval | None:
-    """second − first with the best interval there is: over seeds, over images, or none."""
+    """Estimate second − first with the best interval there is: over seeds, over images, or none."""
     ours, theirs = second.values(score, clean), first.values(score, clean)
     if not ours or not theirs:
         return None
@@ -48,8 +68,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
     left, right = first.hits(clean), second.hits(clean)
     value = mean_error(ours)[0] - mean_error(theirs)[0]
     if score == "ece" and left and right:
-        bins = first.group.evaluated[0].protocol["bins"]
-        found = over_images(left, right, bins)
+        found = over_images(left, right, first.protocol["bins"])
         assert found.low is not None
         assert found.high is not None
         return Interval(value, value + found.low - found.value, value + found.high - found.value, "images")
@@ -57,7 +76,7 @@ def difference(first: Side, second: Side, score: str, clean: bool) -> Interval |
 
 
 def incomparable(first: Group, second: Group) -> str:
-    """In what the evaluations of two groups differ, in words; empty if in nothing that matters."""
+    """Say in what the evaluations of two groups differ; return nothing if in nothing that matters."""
     protocols = [flatten(run.protocol) for each in (first, second) for run in each.evaluated]
     keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
     for key in keys:
@@ -68,7 +87,7 @@ def incomparable(first: Group, second: Group) -> str:
 
 
 def verdict(groups: Sequence[Group]) -> dict[str, Any]:
-    """The question, the answer, and the numbers behind it, for the page and for its readers."""
+    """Return the question, the answer, and the numbers behind it, for the page and for its readers."""
     judged = [each for each in groups if each.evaluated]
     if not judged:
         return {"question": "How well calibrated are these models?", "comparisons": [], "answer": NOTHING}
@@ -91,7 +110,7 @@ NOTHING = "Nothing has been measured yet: leave out --no-compute, or name a file
 
 
 def _alone(only: Group) -> dict[str, Any]:
-    """With one group: what its draws bring or, without a posterior, how well it is calibrated."""
+    """Judge one group: what its draws bring or, without a posterior, how well it is calibrated."""
     if only.posterior:
         compared = compare(Side(only, "at_mean"), Side(only, "under_draws"))
         return {
@@ -100,11 +119,8 @@ def _alone(only: Group) -> dict[str, Any]:
             "comparisons": [compared],
         }
     side = Side(only, only.best)
-    parts = []
-    for clean, words in ((True, "on clean images"), (False, "on shifted images")):
-        values = side.values("ece", clean)
-        if values:
-            parts.append(f"ECE {spelled(mean_error(values), 'ece')} {words}")
+    conditions = ((True, "on clean images"), (False, "on shifted images"))
+    parts = [f"ECE {side.spelled(clean)} {words}" for clean, words in conditions if side.values("ece", clean)]
     return {
         "question": f"How well calibrated is {only.label} here?",
         "answer": f"{'; '.join(parts)}. Name a second run to compare it with.",
@@ -113,7 +129,7 @@ def _alone(only: Group) -> dict[str, Any]:
 
 
 def compare(first: Side, second: Side) -> dict[str, Any]:
-    """Two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
+    """Compare two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
     found: dict[str, Any] = {"first": _told(first), "second": _told(second), "rows": [], "sentences": [], "notes": []}
     reason = incomparable(first.group, second.group)
     if reason:
@@ -129,7 +145,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
             sign = 0 if few and gap.sign else gap.sign
             row = {"score": score, "name": name, "unit": unit, "clean": clean, "gap": asdict(gap), "sign": sign}
             for side, key in ((first, "first"), (second, "second")):
-                row[key] = dict(zip(("value", "error"), mean_error(side.values(score, clean)), strict=True))
+                row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)
             if score == "ece":
                 answers[clean] = FEW if few and gap.sign else _word(gap, alone=first.group is second.group)
@@ -140,7 +156,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
 
 
 def _word(gap: Interval, alone: bool) -> str:
-    """The answer for one condition; from one run a side it is about these runs, not about the method."""
+    """Return the answer for one condition; from one run a side it is about these runs, not about the method."""
     word = ANSWERS[gap.sign]
     if not gap.sign or gap.over != "images" or alone:
         return word
@@ -148,7 +164,7 @@ def _word(gap: Interval, alone: bool) -> str:
 
 
 def _told(side: Side) -> dict[str, Any]:
-    draws = side.group.evaluated[0].protocol["samples"]
+    draws = side.protocol["samples"]
     reading = f"under {draws} draws" if side.reading == "under_draws" else "at μ" if side.group.posterior else ""
     return {"label": side.label, "reading": reading, "seeds": len(side.group.evaluated)}
 
@@ -164,9 +180,8 @@ def _answer(answers: dict[bool, str]) -> str:
 
 
 def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
-    data = second.group.evaluated[0].protocol["data"]
-    where = f"On {data['images']:,} clean {data['name']} images" if clean else "Under shift"
-    ours, theirs = (spelled(mean_error(side.values("ece", clean)), "ece") for side in (second, first))
+    where = f"On {second.images:,} clean {second.protocol['data']['name']} images" if clean else "Under shift"
+    ours, theirs = (side.spelled(clean) for side in (second, first))
     names = [f"{told['label']} {told['reading']}".strip() for told in (_told(second), _told(first))]
     reach = ""
     if gap.low is not None and gap.high is not None:
@@ -176,7 +191,7 @@ def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
 
 
 def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
-    """What keeps a careful reader from believing too much."""
+    """Yield what keeps a careful reader from believing too much."""
     over = {row["gap"]["over"] for row in rows if row["score"] == "ece"}
     counts = [len(side.group.evaluated) for side in (first, second)]
     if "seeds" in over:
@@ -187,38 +202,16 @@ def _notes(first: Side, second: Side, rows: Sequence[dict[str, Any]]) -> Any:
         yield f"{alone} come from resampling the test images. Training again may change more: name several seeds."
     if None in over:
         yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
-    images = second.group.evaluated[0].protocol["data"]["images"]
-    wrong = _wrong(second)
+    wrong = second.wrong
     if wrong is not None and wrong < FEW_MISTAKES:
         mistakes = "Only 1 clean image is" if wrong == 1 else f"Only {wrong} clean images are"
-        yield f"{mistakes} misread, of {images:,}: too few to tell the clean calibration of good models apart."
-
-
-def _wrong(side: Side) -> int | None:
-    """How many clean images the first run of a side misreads."""
-    run = side.group.evaluated[0]
-    top1 = row_score(condition(run, True), side.reading, "top1")
-    images = run.protocol["data"]["images"]
-    return None if top1 is None else round((1 - top1) * images)
+        yield f"{mistakes} misread, of {second.images:,}: too few to tell the clean calibration of good models apart."
 
 
 def _within_luck(gap: float, first: Side, second: Side) -> bool:
-    """Whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
-    images = first.group.evaluated[0].protocol["data"]["images"]
-    reach = 0.0
-    for side in (first, second):
-        wrong = _wrong(side)
-        if wrong is None or wrong >= FEW_MISTAKES:
-            return False
-        low, high = wilson(wrong / images, images)
-        reach = max(reach, (high - low) / 2)
-    return abs(gap) < reach
-
-
-def spelled(value: tuple[float, float | None], score: str) -> str:
-    """A mean and its standard error, in per cent where a share is meant."""
-    percent = SCORES.get(score, ("", ""))[1] == "%"
-    factor, digits, unit = (100, 2, "\u00a0%") if percent else (1, 3, "")
-    mean, error = value
-    spread = "" if error is None else f"\u00a0±\u00a0{factor * error:.{digits}f}"
-    return f"{factor * mean:.{digits}f}{spread}{unit}"
+    """Tell whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
+    mistakes = [side.wrong for side in (first, second)]
+    if any(wrong is None or wrong >= FEW_MISTAKES for wrong in mistakes):
+        return False
+    ranges = [wilson(wrong / first.images, first.images) for wrong in mistakes if wrong is not None]
+    return abs(gap) < max((high - low) / 2 for low, high in ranges)

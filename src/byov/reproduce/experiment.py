@@ -7,14 +7,14 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from statistics import stdev
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from byov.files import write_json
 
@@ -28,7 +28,7 @@ Scale = Literal["quick", "full"]
 
 
 class OutOfTime(Exception):
-    """The time that an experiment was given is up; what it has done is kept, and the same command goes on."""
+    """The time that an experiment was given is up; what it has done is kept, and the same command continues it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Context:
 
     @property
     def minutes_left(self) -> float | None:
-        """Minutes until the deadline; None where there is none."""
+        """Return the minutes until the deadline; None where there is none."""
         return None if self.deadline is None else (self.deadline - monotonic()) / 60
 
     def check_time(self) -> None:
@@ -103,7 +103,7 @@ class Context:
     ) -> dict[str, Any]:
         """Return `make()`, or what it returned in an earlier run of the same protocol.
 
-        So an interrupted experiment goes on. A setting that an older protocol lacks had its value in `defaults`.
+        So an interrupted experiment continues. A setting that an older protocol lacks had its value in `defaults`.
         """
         before = self.find(name, protocol, defaults)
         if before is not None:
@@ -131,6 +131,31 @@ class Context:
             **({"changes": list(self.changes)} if self.changes else {}),
             "versions": {"byov": byov.__version__, "torch": str(torch.__version__)},
         }
+
+
+def contexts(
+    names: Sequence[str],
+    out: Path,
+    scale: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    root: Path | None = None,
+    runs: Sequence[Path] = (),
+    minutes: float | None = None,
+) -> dict[str, Context]:
+    """Return the context of each experiment, in a folder of its own; all have one deadline, `minutes` from now.
+
+    Without a scale it is full on a GPU, else quick.
+    """
+    size = scale or ("full" if device.startswith("cuda") else "quick")
+    if size not in get_args(Scale):
+        raise ValueError(f"A scale is quick or full, not {size!r}.")
+    for path in runs:
+        if not path.exists():
+            raise FileNotFoundError(f"There is no run at {path}.")
+    place, deadline = None if root is None else str(root), None if minutes is None else monotonic() + 60 * minutes
+    common = Context(out, size, seed, device, place, tuple(runs), deadline=deadline)  # type: ignore[arg-type]
+    return {name: replace(common, out=out / name) for name in names}
 
 
 def same_protocol(before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None) -> bool:

@@ -48,7 +48,7 @@ def _fill(model: BayesianModule, scale: float, generator: Generator) -> None:
 
 @torch.no_grad()
 def functions(kind: str, count: int, seed: int) -> Tensor:
-    """`count` functions on the grid, each from a prior of its own and one draw of its assignment."""
+    """Draw `count` functions on the grid, each from a prior of its own and one draw of its assignment."""
     generator = Generator().manual_seed(seed)
     found = []
     for _ in range(count):
@@ -62,7 +62,7 @@ def functions(kind: str, count: int, seed: int) -> Tensor:
 
 
 def steps(values: Tensor) -> Tensor:
-    """How many steps each function has on the grid."""
+    """Count how many steps each function has on the grid."""
     return (values.diff(dim=1).abs() > 1e-4).sum(1)
 
 

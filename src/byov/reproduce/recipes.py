@@ -54,7 +54,7 @@ def runs_folder(context: Context) -> Path:
 
 
 def trained(context: Context, name: str, recipe: Pretrain | Supervised) -> Path:
-    """Return the folder of a recipe's finished run; train it, or go on training, where need be.
+    """Return the folder of a recipe's finished run; train it, or continue training, where need be.
 
     Raises:
         OutOfTime: where the context's time is up before the run is finished.

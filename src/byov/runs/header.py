@@ -34,7 +34,7 @@ class Header:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The recipe as nested dictionaries."""
+        """Return the recipe as nested dictionaries."""
         return self.about["config"]
 
     @property

@@ -25,7 +25,7 @@ class Predictor(Protocol):
 
     @property
     def posterior(self) -> bool:
-        """Whether there is anything to draw from."""
+        """Tell whether there is anything to draw from."""
         ...
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:

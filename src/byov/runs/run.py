@@ -108,29 +108,29 @@ class Run:
 
     @property
     def posterior(self) -> bool:
-        """Whether predictions have anything to draw from."""
+        """Tell whether predictions have anything to draw from."""
         return isinstance(self.network, BayesianModule)
 
     @property
     def q(self) -> BayesianModule | None:
-        """The posterior over the network, if there is one."""
+        """Return the posterior over the network, if there is one."""
         return self.network if isinstance(self.network, BayesianModule) else None
 
     @cached_property
     def digest(self) -> str:
-        """The first 12 hex digits of the SHA-256 of the weights."""
+        """Return the first 12 hex digits of the SHA-256 of the weights."""
         return digest(self.weights)
 
     @property
     def normalisation(self) -> dict[str, Any]:
-        """The `mean` and `std`, per channel, that images are standardised by; None where they are not."""
+        """Return the `mean` and `std`, per channel, that images are standardised by; None where they are not."""
         raise NotImplementedError
 
     # The data
 
     @property
     def needs_train(self) -> bool:
-        """Whether the predictor wants the training split."""
+        """Tell whether the predictor wants the training split."""
         return False
 
     def load(self, split: str, limit: int | None = None) -> ImageSet:
@@ -147,7 +147,7 @@ class Run:
 
     @cached_property
     def images(self) -> ImageSet:
-        """The labelled images that it is read on."""
+        """Return the labelled images that it is read on."""
         return self.load(self.reading.split, self.reading.limit)
 
     @property
@@ -157,19 +157,19 @@ class Run:
 
     @property
     def places(self) -> Tensor:
-        """Where those images are in the whole split."""
+        """Return where those images are in the whole split."""
         limit, total = self.reading.limit, len(self.load(self.reading.split))
         order = torch.randperm(total, generator=Generator().manual_seed(self.reading.seed))
         return order[:limit].sort().values
 
     @cached_property
     def pixels(self) -> Tensor:
-        """Those images as floats in [0, 1]."""
+        """Return those images as floats in [0, 1]."""
         return (self.images.images.float() / 255).to(self.reading.device)
 
     @cached_property
     def train(self) -> ImageSet | None:
-        """The training images, where the predictor wants them."""
+        """Return the training images, where the predictor wants them."""
         return self.load("train", self.reading.train_limit) if self.needs_train else None
 
     # What it predicts
@@ -179,22 +179,22 @@ class Run:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """What gives class probabilities, fitted if need be."""
+        """Return what gives class probabilities, fitted if need be."""
         raise NotImplementedError
 
     @cached_property
     def at_mean(self) -> Prediction:
-        """Its predictions of the images at μ."""
+        """Return its predictions of the images at μ."""
         return self.predictor(self.pixels)
 
     @cached_property
     def under_draws(self) -> Prediction | None:
-        """Its predictions of the images under draws; None without a posterior."""
+        """Return its predictions of the images under draws; None without a posterior."""
         return self.predictor(self.pixels, self.reading.samples) if self.posterior else None
 
     @property
     def prediction(self) -> Prediction:
-        """Its best predictions: under draws where there is a posterior, else at μ."""
+        """Return its best predictions: under draws where there is a posterior, else at μ."""
         return self.under_draws or self.at_mean
 
     def draws(self, pixels: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ class Pretrained(Run):
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """How images are handed to the encoder: where, and standardised by what."""
+        """Say how images are handed to the encoder: where, and standardised by what."""
         place = torch.device(self.reading.device)
         return {**self.normalisation, "device": place, "channels_last": place.type == "cuda"}
 
@@ -351,7 +351,7 @@ def _call_entry(name: str, seed: int) -> nn.Module:
     function = resolve(name.removeprefix("python:"))
     if not callable(function) or isinstance(function, nn.Module):
         raise ValueError(f"{name} is a {type(function).__name__}, not a function that returns a network.")
-    torch.manual_seed(seed)  # a network with random weights is the same one when the evaluation goes on
+    torch.manual_seed(seed)  # a network with random weights is the same one when the evaluation is resumed
     net = function()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} returns {type(net).__name__}, not a torch.nn.Module that gives logits.")

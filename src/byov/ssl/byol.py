@@ -54,7 +54,7 @@ class BYOL(nn.Module):
 
     @property
     def network(self) -> Student:
-        """Encoder, projector and predictor."""
+        """Return encoder, projector and predictor."""
         return self.student  # type: ignore[return-value]
 
     def _make_ema(self) -> EMA:

@@ -154,7 +154,7 @@ class Encoder:
 
     @property
     def device(self) -> torch.device | None:
-        """The device of the weights; None for a module without any."""
+        """Return the device of the weights; None for a module without any."""
         whole = self.module if self.posterior is None else self.posterior
         return next((tensor.device for tensor in (*whole.parameters(), *whole.buffers())), None)
 

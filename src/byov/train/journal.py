@@ -39,7 +39,7 @@ def layers_due(step: int, total: int) -> bool:
 class Journal:
     """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
 
-    A resumed run goes on after the checkpoint's step: what was written beyond it is taken out.
+    A resumed run continues after the checkpoint's step: what was written beyond it is taken out.
     """
 
     def __init__(self, run: Path, step: int, total: int, steps_per_epoch: int, active: bool) -> None:

@@ -78,7 +78,7 @@ class TrainConfig:
     log_every: int = 20
     save_minutes: float = 5.0
     minutes: float | None = None
-    """Stop cleanly after this long; the same command with --resume goes on."""
+    """Stop cleanly after this long; the same command with --resume continues."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "log_every", "nodes"):

@@ -56,7 +56,7 @@ class ObjectiveConfig:
             raise ValueError("posterior.beta_start and posterior.beta_end are at least 0.")
 
     def beta(self, place: Place) -> Tensor:
-        """β at a step; a tensor, because a compiled graph would be made anew for every number."""
+        """Return β at a step; a tensor, because a compiled graph would be made anew for every number."""
         value = objective.beta(place.step, place.total, self.beta_end, self.beta_start, self.beta_schedule)
         return torch.full((), value, device=place.device)  # filled there: a copy from the host would wait for the GPU
 
@@ -84,7 +84,7 @@ class L2Config:
                 raise ValueError(f"posterior.l2.{each.name} is a λ of at least 0, not {value}.")
 
     def penalty(self, net: nn.Module) -> Tensor:
-        """The sum in brackets."""
+        """Return the sum in brackets."""
         return torch.stack([weight * tensor.square().sum() for weight, tensor in self._terms(net) if weight]).sum()
 
     def _terms(self, net: nn.Module) -> Iterator[tuple[float, Tensor]]:
@@ -164,22 +164,22 @@ class FamilyConfig(ObjectiveConfig):
 
     @property
     def components(self) -> bool:
-        """Whether anything is a mixture of components."""
+        """Tell whether anything is a mixture of components."""
         return self.family in _COMPONENTS or self.output_family in _COMPONENTS
 
     def unused(self) -> list[str]:
-        """Settings other than their default that no family here takes."""
+        """Return the settings other than their default that no family here takes."""
         default, used = FamilyConfig(), {self.family, self.output_family}
         changed = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
         return [f"posterior.{name}" for name in changed if not used & set(_TAKEN_BY.get(name, used))]
 
     def note(self) -> str:
-        """A sentence on what is not used, where anything is not."""
+        """Return a sentence on what is not used, where anything is not."""
         unused = ", ".join(self.unused())
         return f"Not used by posterior.family = {self.family}: {unused}." if unused else ""
 
     def rules(self, pretrained: bool = False) -> Rules | None:
-        """The rules for `bayesianize`; None for a network without a posterior."""
+        """Return the rules for `bayesianize`; None for a network without a posterior."""
         if self.family == "none":
             return None
         family = self._family(self.family, pretrained)

@@ -28,7 +28,7 @@ def claim(run: Path, recipe: Any, resume: bool) -> bool:
     """Return True if there is a checkpoint to resume from; raise where resuming, or starting, would lose something."""
     exists = (run / "checkpoint.safetensors").exists()
     if exists and not resume:
-        raise FileExistsError(f"{run} holds a run already: go on with --resume, or choose another --run.")
+        raise FileExistsError(f"{run} holds a run already: resume it with --resume, or choose another --run.")
     if resume and not exists:
         raise FileNotFoundError(f"There is no checkpoint in {run} to resume from.")
     above = next(path for path in (run, *run.parents, Path()) if path.exists())
@@ -105,6 +105,6 @@ def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
 def summary(loop: Loop, finished: bool) -> str:
     """Describe in one line how a run ended."""
     speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
-    stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
+    stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; continue with --resume)"
     unit = getattr(loop.task.data, "unit", "images")
     return f"{loop.run}: {'finished' if finished else stopped}, {loop.seconds:.0f} s, {speed:,.0f} {unit}/s"

@@ -6,7 +6,7 @@ from math import cos, isfinite, pi
 
 
 def warmup_cosine(step: int, total: int, warmup: int = 0, base: float = 1.0, end: float = 0.0) -> float:
-    """The learning rate before update number `step` (from 0): linear from 0 to `base`, then a half-cosine to `end`.
+    """Return the learning rate before update `step` (from 0): linear from 0 to `base`, then a half-cosine to `end`.
 
     As in BYOL's code, it is 0 at step 0 when there is a warm-up, `base` at step `warmup` and `end` at step `total`,
     one past the last update; without a warm-up it starts at `base`. With the defaults it is a factor.
@@ -26,7 +26,7 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, base: float = 1.0, end
 
 
 def tau(step: int, total: int, base: float, end: float = 1.0) -> float:
-    """The teacher's decay τ_k = τ_K − (τ_K − τ₀)(cos(πk/K) + 1)/2: τ₀ at the first step, τ_K, BYOL's 1, at the last."""
+    """Return the teacher's decay τ_k = τ_K − (τ_K − τ₀)(cos(πk/K) + 1)/2: from τ₀ at step 0 to τ_K, BYOL's 1."""
     _check(total)
     _check_decay(base)
     _check_decay(end)
@@ -35,7 +35,7 @@ def tau(step: int, total: int, base: float, end: float = 1.0) -> float:
 
 
 def scale_decay(decay: float, factor: float) -> float:
-    """The EMA scaling rule of Busbridge et al. (2023): τ^κ keeps the teacher when the batch is scaled by κ."""
+    """Apply the EMA scaling rule of Busbridge et al. (2023): τ^κ keeps the teacher when the batch is scaled by κ."""
     _check_decay(decay)
     if not 0.0 < factor < float("inf"):
         raise ValueError(f"A batch is scaled by a number above 0, not {factor}.")

@@ -62,7 +62,7 @@ class Penalised(nn.Module):
         self.posterior, self.batch = posterior, batch
 
     def penalty(self, like: Tensor) -> Tensor:
-        """What is added to the cross-entropy, or to another loss, but for β."""
+        """Return what is added to the cross-entropy, or to another loss, but for β."""
         if self.posterior.penalty == "l2":
             return self.posterior.l2.penalty(self.net) / self.batch
         if isinstance(self.net, BayesianModule):
@@ -117,7 +117,7 @@ class SupervisedTask:
         self.patches.before(step)
 
     def after(self, step: int, total: int) -> None:
-        """Nothing follows a step."""
+        """Do nothing after a step."""
 
 
 class Patches:
@@ -133,7 +133,7 @@ class Patches:
             )
 
     def before(self, step: int) -> None:
-        """The patches' gradients times `gain` and `apart`; in coordinate descent only one half has any.
+        """Multiply the patches' gradients by `gain` and `apart`; in coordinate descent only one half has any.
 
         Without a gradient a parameter, and the optimizer's state of it, stay as they are.
         """
@@ -149,7 +149,7 @@ class Patches:
 
 
 def check_batch(net: nn.Module, name: str, train: TrainConfig, world: int) -> None:
-    """BatchNorm has no statistics of one example."""
+    """Refuse a last batch of one example, of which BatchNorm has no statistics."""
     share = train.batch // (world * train.accumulate)
     if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
         raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")

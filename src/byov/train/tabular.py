@@ -134,7 +134,7 @@ class Regressor(Penalised):
 
     @property
     def precision(self) -> Tensor:
-        """τ at the targets' own scale, (T,)."""
+        """Return τ at the targets' own scale, (T,)."""
         return self.log_precision.detach().exp() / self.y_std.square()
 
 
@@ -163,7 +163,7 @@ class TableTask:
         self.patches.before(step)
 
     def after(self, step: int, total: int) -> None:
-        """Nothing follows a step."""
+        """Do nothing after a step."""
 
 
 def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, device: torch.device) -> Regressor:

@@ -31,7 +31,7 @@ class BrierParts(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """The Brier score these parts add up to."""
+        """Return the Brier score these parts add up to."""
         return self.uncertainty - self.resolution + self.reliability + self.within_bin
 
 
