@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Row = tuple[float, float, float, float]
 
+SHOWN = ("vanilla", "dropout", "emp", "ecmp")
 COLUMNS = {"top5": "top-5 %", "top1": "top-1 %", "ece": "ECE %", "mce": "MCE %"}
 TABLE4: dict[str, Row] = {  # top-5, top-1, ECE and MCE in per cent
     "emp": (87.2, 67.0, 3.91, 6.83),
@@ -75,7 +76,8 @@ def _percent(quantity: str, shares: Sequence[float], paper: float | None = None)
     return Comparison(quantity, mean(values), paper, standard_error(values))
 
 
-def _holds(ours: bool, theirs: bool) -> str:
+def holds(ours: bool, theirs: bool) -> str:
+    """Say whether a claim of the paper's is true of ours as well."""
     return "holds" if ours == theirs else "does not hold"
 
 
@@ -104,10 +106,10 @@ def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
     for method in (name for name in ("ecmp", "emp", "dropout") if name in found):
         name = label(found, method)
         ratio, theirs = of(found, method, "ece") / of(found, "vanilla", "ece"), paper[method][2] / paper["vanilla"][2]
-        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=_holds(ratio < 1, theirs < 1)))
+        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=holds(ratio < 1, theirs < 1)))
         gain = 100 * (of(found, method, "top1") - of(found, "vanilla", "top1"))
         gained = paper[method][1] - paper["vanilla"][1]
-        verdict = _holds(gain >= 0, gained >= 0)
+        verdict = holds(gain >= 0, gained >= 0)
         rows.append(Comparison(f"{name}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
     return rows
 
@@ -137,7 +139,7 @@ def by_draws(found: Readings, method: str) -> list[Comparison]:
             rows.append(_percent(f"S = {s}: {heading}", shares, paper[i]))
     few, many = (mean(r["by_draws"][s]["ece"] for r in found[method]) for s in ("1", "200"))
     theirs = BY_DRAWS[method][200][2] / BY_DRAWS[method][1][2]
-    verdict = _holds(many < few, theirs < 1)
+    verdict = holds(many < few, theirs < 1)
     rows.append(Comparison("ECE at S = 200 over S = 1", many / few, theirs, verdict=verdict))
     return rows
 
@@ -250,16 +252,13 @@ def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], p
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
-def figure4(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE4, RESNET)
-
-
-@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
-def figure5(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE6, PYRAMIDNET)
-
-
-@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
-def figure7(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)
+for _figure, _methods, _paper, _place, _title in (
+    ("figure4", SHOWN, TABLE4, RESNET, "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)"),
+    ("figure5", SHOWN, TABLE6, PYRAMIDNET, "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)"),
+    (
+        *("figure7", ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET),
+        "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)",
+    ),
+):
+    _run = partial(_curves, methods=_methods, paper=_paper, place=_place)
+    experiment(f"patching/{_figure}", _title)(_run)

@@ -49,10 +49,10 @@ class Fitted:
         refuse_gaps(X, "X")
         if samples < 1:
             raise ValueError(f"A prediction needs at least one draw, not {samples}.")
+        device = part.x_scale.mean.device
         if generator is None:
-            seed = stream(part.seed, NUMBER[type(self.family)], 1 << 20)
-            generator = Generator(part.device).manual_seed(seed)
-        x = part.x_scale.standardise(X.to(part.device)).float()
+            generator = Generator(device).manual_seed(stream(part.seed, NUMBER[type(self.family)], 1 << 20))
+        x = part.x_scale.standardise(X.to(device)).float()
         found = predict(part.model, x, samples, "vmap", generator=generator, task="regression", keep=True)
         assert found.draws is not None
         return Scale(*(moment.to(x) for moment in part.y_scale)).restore(found.draws)

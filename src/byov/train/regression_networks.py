@@ -100,10 +100,6 @@ class Split:
     seed: int
     weight_decay: float
 
-    @property
-    def device(self) -> torch.device:
-        return self.x_scale.mean.device
-
 
 def normed(family: Family) -> bool:
     """EMP and ECMP patch BatchNorm layers; dropout and the explicit ensemble have none (Appendix D.7)."""
@@ -223,17 +219,17 @@ class Networks:
     def _posterior(self, first: int) -> BayesianModule:
         """Return a network's posterior: patches on the norms, dropout on the layers, ensembles on everything."""
         net = self.nets[first].to(self.parts[0].device)
-        for parameter, part in zip(parameters(net, nn.Linear), self.parts, strict=False):
-            parameter.copy_(part[first].view_as(parameter))
+        for weight, part in zip(parameters(net, nn.Linear), self.parts, strict=False):
+            weight.copy_(part[first].view_as(weight))
         running = [m for norm in net if isinstance(norm, nn.BatchNorm1d) for m in (norm.running_mean, norm.running_var)]
-        for moment, part in zip(running, self.moments, strict=True):
-            moment.copy_(part.view(len(self.nets), -1)[first])  # type: ignore[union-attr]
+        for moment, all_of in zip(running, self.moments, strict=True):
+            moment.copy_(all_of.view(len(self.nets), -1)[first])  # type: ignore[union-attr]
         model = bayesianize(net, {norm_layers if normed(self.family) else nn.Linear: self.family})
-        components = self.parts[4][first] if normed(self.family) else None
-        if isinstance(self.family, Ensemble):
-            components = torch.cat([part[first:][: len(self.members)].flatten(1) for part in self.parts], 1)
-        if components is not None:
-            model.factors[0].get_parameter("components").copy_(components)
+        if normed(self.family):
+            model.factors[0].get_parameter("components").copy_(self.parts[4][first])
+        elif isinstance(self.family, Ensemble):
+            members = [part[first:][: len(self.members)].flatten(1) for part in self.parts]
+            model.factors[0].get_parameter("components").copy_(torch.cat(members, 1))
         return model.eval()
 
 
