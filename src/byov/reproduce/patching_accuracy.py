@@ -76,6 +76,13 @@ def _percent(quantity: str, shares: Sequence[float], paper: float | None = None)
     return Comparison(quantity, mean(values), paper, standard_error(values))
 
 
+def _scored(prefix: str, scores: Sequence[dict[str, float]], paper: Row | None) -> list[Comparison]:
+    """Compare every column of a row of a table; `scores` has one entry for each seed."""
+    theirs = paper or (None,) * len(COLUMNS)
+    columns = zip(COLUMNS.items(), theirs, strict=True)
+    return [_percent(f"{prefix}: {heading}", [own[key] for own in scores], p) for (key, heading), p in columns]
+
+
 def holds(ours: bool, theirs: bool) -> str:
     """Say whether a claim of the paper's is true of ours as well."""
     return "holds" if ours == theirs else "does not hold"
@@ -91,9 +98,7 @@ def table(found: Readings, paper: dict[str, Row], skip: tuple[str, ...] = ()) ->
     for method in (name for name in METHODS if name in found and name not in skip):
         name = label(found, method)
         rows.append(Comparison(f"{name}: overhead %", 100 * (found[method][0]["parameters"] / base - 1)))
-        for i, (key, heading) in enumerate(COLUMNS.items()):
-            theirs = paper[method][i] if method in paper else None
-            rows.append(_percent(f"{name}: {heading}", [last(reading)[key] for reading in found[method]], theirs))
+        rows += _scored(name, [last(reading) for reading in found[method]], paper.get(method))
         stacked = [reading["stacked"] for reading in found[method] if reading.get("stacked")]
         for key in ("top1", "ece") if stacked else ():
             rows.append(_percent(f"{name}, stacked: {COLUMNS[key]}", [each[key] for each in stacked]))
@@ -132,11 +137,9 @@ def table6(context: Context) -> Outcome:
 
 def by_draws(found: Readings, method: str) -> list[Comparison]:
     """Compare a method's scores at each S, and whether draws improve its calibration."""
-    rows = []
+    rows: list[Comparison] = []
     for s, paper in BY_DRAWS[method].items():
-        for i, (key, heading) in enumerate(COLUMNS.items()):
-            shares = [reading["by_draws"][str(s)][key] for reading in found[method]]
-            rows.append(_percent(f"S = {s}: {heading}", shares, paper[i]))
+        rows += _scored(f"S = {s}", [reading["by_draws"][str(s)] for reading in found[method]], paper)
     few, many = (mean(r["by_draws"][s]["ece"] for r in found[method]) for s in ("1", "200"))
     theirs = BY_DRAWS[method][200][2] / BY_DRAWS[method][1][2]
     verdict = holds(many < few, theirs < 1)
@@ -144,38 +147,28 @@ def by_draws(found: Readings, method: str) -> list[Comparison]:
     return rows
 
 
-def _read(context: Context, methods: tuple[str, ...]) -> Readings:
-    """Return the readings of these methods, which must all be there, and of the vanilla network."""
+def _over(context: Context, methods: tuple[str, ...], place: str) -> Outcome:
+    """Compare all scores of one method at each S, or whether draws improve the calibration of several."""
     found = readings(context, ["vanilla", *methods])
     if missing := [METHODS[name].label for name in methods if name not in found]:
         raise ValueError(f"There is no reading of {' or '.join(missing)}.")
-    return found
+    rows = by_draws(found, methods[0])
+    if len(methods) > 1:
+        gains = {label(found, method): by_draws(found, method)[-1] for method in methods}
+        rows = [replace(row, quantity=f"{name}: {row.quantity}") for name, row in gains.items()]
+    return Outcome({"readings": found}, rows, _over_draws(found, methods), about(found, place))
 
 
-def _table_by_draws(method: str, context: Context) -> Outcome:
-    found = _read(context, (method,))
-    return Outcome(
-        {"readings": found}, by_draws(found, method), _over_draws(found, (method,)), about(found, PYRAMIDNET)
-    )
-
-
-for _table, _method in (("table9", "emp"), ("table10", "ecmp"), ("table11", "dropout")):
-    _title = (
-        f"The effect of the number of draws S = 1, 20, 100, 200: {METHODS[_method].label.removesuffix(' (BN+out)')}"
-    )
-    experiment(f"patching/{_table}", _title)(partial(_table_by_draws, _method))
-
-
-@experiment("patching/figure6", "Calibration over the number of draws, for EMP, ECMP and dropout")
-def figure6(context: Context) -> Outcome:
-    methods = ("emp", "ecmp", "dropout")
-    found = _read(context, methods)
-    rows = []
-    for method in methods:
-        row = by_draws(found, method)[-1]
-        rows.append(replace(row, quantity=f"{label(found, method)}: {row.quantity}"))
-    note = about(found, "ResNet-18 on ImageNet and PyramidNet on CIFAR-100")
-    return Outcome({"readings": found}, rows, _over_draws(found, methods), note)
+for _name, _methods, _place, _title in (
+    ("table9", ("emp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
+    ("table10", ("ecmp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
+    ("table11", ("dropout",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
+    (
+        *("figure6", ("emp", "ecmp", "dropout"), "ResNet-18 on ImageNet and PyramidNet on CIFAR-100"),
+        "Calibration over the number of draws, for EMP, ECMP and dropout",
+    ),
+):
+    experiment(f"patching/{_name}", _title)(partial(_over, methods=_methods, place=_place))
 
 
 STYLE: dict[str, dict[str, Any]] = {
@@ -252,7 +245,7 @@ def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], p
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-for _figure, _methods, _paper, _place, _title in (
+for _name, _curved, _paper, _place, _title in (
     ("figure4", SHOWN, TABLE4, RESNET, "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)"),
     ("figure5", SHOWN, TABLE6, PYRAMIDNET, "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)"),
     (
@@ -260,5 +253,5 @@ for _figure, _methods, _paper, _place, _title in (
         "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)",
     ),
 ):
-    _run = partial(_curves, methods=_methods, paper=_paper, place=_place)
-    experiment(f"patching/{_figure}", _title)(_run)
+    _run = partial(_curves, methods=_curved, paper=_paper, place=_place)
+    experiment(f"patching/{_name}", _title)(_run)
