@@ -3,7 +3,7 @@
 Three ways to take one step on every split, on the same rows with the same settings:
   batched   byov.train.regression, all splits in one stack
   looped    the ordinary loop: a bayesianized regression_mlp, autograd and torch.optim.Adam for each split in turn
-  one each  byov.train.regression with one split at a time, which has the written-out gradient but not the batch
+  one each  byov.train.regression with one split at a time, which has the batched code but not the batch
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--family", choices=["EMP", "ECMP"], default="ECMP")
-    parser.add_argument("--threads", type=int, default=1, help="of each way; the batch uses one whatever this is")
+    parser.add_argument("--threads", type=int, default=1, help="of each way")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     X, y = table(asked.rows, asked.features)

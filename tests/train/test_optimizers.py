@@ -107,16 +107,6 @@ def test_a_posterior_at_its_mean_is_trained_as_the_plain_network(name: Any, wd: 
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_lars_differs_where_a_flat_tensor_is_taken_for_one_layer() -> None:
-    """So that the test above means something: one trust ratio for all layers gives other weights."""
-    data = batches(6)
-    expected = reference("lars", made(), data, 3.0, 0.0)
-    model = byov.bayesianize(made(), byov.Gaussian())
-    with model.at_mean():
-        train(model, LARS(model.parameters(), 3.0), data)
-    assert (model.point_state_dict()["a.weight"] - expected["a.weight"]).abs().max() > 1e-3
-
-
 def test_groups_of_a_posterior_with_points() -> None:
     model = byov.bayesianize(made(), {"a.*": byov.Gaussian(), "norm.*": byov.EMP(3)})
     weights, excluded, log_var = parameter_groups(model, weight_decay=0.5)

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
 
 from byov.cli import main
 from byov.data import CropFlip, load
@@ -77,32 +78,28 @@ def state(run: Path) -> dict[str, Any]:
     return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position")}
 
 
-def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """The places where two trees are not equal to the bit."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return [] if one.dtype == other.dtype and torch.equal(one, other) else [where]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{where}/{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        return [
-            found
-            for i, pair in enumerate(zip(one, other, strict=True))
-            for found in differences(*pair, where=f"{where}/{i}")
-        ]
-    return [] if type(one) is type(other) and one == other else [where]
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two trees are equal to the bit."""
+    (ours, shape), (theirs, other_shape) = (tree_flatten(tree) for tree in (one, other))
+    equal = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(ours, theirs, strict=False))
+    return shape == other_shape and all(equal)
 
 
 def log(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
+def standardised(images: Tensor) -> Tensor:
+    """Digits, standardised by hand with the training digits' moments."""
+    pixels = load("digits", "train").images.double() / 255  # type: ignore[union-attr]
+    return ((images.double() / 255 - pixels.mean()) / pixels.std(correction=0)).float()
+
+
 def digits() -> tuple[Tensor, Tensor]:
-    """The test digits, standardised by hand with the training digits' moments, and their labels."""
-    train, test = load("digits", "train"), load("digits", "test")
-    pixels = train.images.double() / 255  # type: ignore[union-attr]
-    images = (test.images.double() / 255 - pixels.mean()) / pixels.std(correction=0)  # type: ignore[union-attr]
+    """The test digits, standardised, and their labels."""
+    test = load("digits", "test")
     assert test.labels is not None
-    return images.float(), test.labels
+    return standardised(test.images), test.labels  # type: ignore[arg-type]
 
 
 # Every family in every place
@@ -117,7 +114,7 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     assert not start(recipe(*changes, "train.minutes=1e-9"), pieces)
     assert checkpoint.peek(pieces / "checkpoint.safetensors")["step"] == 1
     assert start(recipe(*changes), pieces, resume=True)
-    assert differences(state(whole), state(pieces)) == []
+    assert same(state(whole), state(pieces))
     lines = log(whole)
     assert [line["loss"] for line in lines] == [line["loss"] for line in log(pieces)]
     assert len(lines) == 20
@@ -129,7 +126,7 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     assert not module.training
     data = load("digits", "train")
     assert module.augment == CropFlip(0, 0.0, data.mean, data.std)  # the images are standardised as they were
-    assert differences(state(whole)["module"], dict(module.state_dict())) == []
+    assert same(state(whole)["module"], dict(module.state_dict()))
     net = module.net
     assert isinstance(net, BayesianModule) == (family != "none")
     if isinstance(net, BayesianModule):
@@ -190,9 +187,7 @@ def test_the_loss_is_cross_entropy_and_beta_kl_over_n(family: str) -> None:
         step = module(images, labels, torch.rand(50, 3), weight)
         again = module(images, labels, torch.rand(50, 3), weight)
     assert torch.equal(step.loss, again.loss)  # nothing else is random without augmentation
-    pixels = data.images.double() / 255  # type: ignore[union-attr]
-    inputs = ((images.double() / 255 - pixels.mean()) / pixels.std(correction=0)).float()
-    logits = functional_call(no_norm(10), net.tensors(noise), inputs)
+    logits = functional_call(no_norm(10), net.tensors(noise), standardised(images))
     log_probabilities = logits - logits.exp().sum(1, keepdim=True).log()
     cross_entropy = -log_probabilities[torch.arange(50), labels].mean()
     kl = kl_by_hand(family, net, 0.5) / 1347
@@ -291,13 +286,11 @@ def test_an_ensemble_keeps_the_statistics_of_each_network(tmp_path: Path) -> Non
 def test_augmentation_is_asked_for(tmp_path: Path) -> None:
     data = load("digits", "train")
     uniforms = torch.tensor([[0.0, 0.99, 0.1]])
-    for augment, same in (("none", True), ("crop-flip", False)):
+    for augment, plain in (("none", True), ("crop-flip", False)):
         module = build(recipe(f"augment={augment}"), data, 10, 1, CPU)
         module.augment.draw(1)
         shown = module.augment.render(data.images[:1], uniforms)  # type: ignore[union-attr]
-        pixels = data.images.double() / 255  # type: ignore[union-attr]
-        plain = (data.images[:1].double() / 255 - pixels.mean()) / pixels.std(correction=0)  # type: ignore[union-attr]
-        assert torch.allclose(shown, plain.float(), atol=1e-5) is same
+        assert torch.allclose(shown, standardised(data.images[:1]), atol=1e-5) is plain  # type: ignore[index]
     start(recipe("augment=crop-flip", "posterior.family=none", "train.minutes=1e-9"), tmp_path)
     assert restore(tmp_path)[0].augment.padding == 4
 
@@ -353,7 +346,7 @@ def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> No
     module, settings = restore(tmp_path)
     assert settings.model.pretrained
     assert isinstance(module, Classifier)
-    assert differences(tree["module"], dict(module.state_dict())) == []
+    assert same(tree["module"], dict(module.state_dict()))
 
 
 def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 import sklearn.datasets
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 import byov
 from byov.cli import main
@@ -71,13 +72,10 @@ def state(run: Path) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    """Tell whether two trees are equal to the bit."""
+    (ours, shape), (theirs, other_shape) = (tree_flatten(tree) for tree in (one, other))
+    equal = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(ours, theirs, strict=False))
+    return shape == other_shape and all(equal)
 
 
 # The penalty
@@ -134,16 +132,6 @@ def test_points_make_it_equation_6_in_full(family: str) -> None:
     assert float(module.penalty(torch.zeros(()))) == pytest.approx(total / (2 * 0.25) / 1347, rel=1e-5)
 
 
-def test_of_a_plain_network_points_are_sgd_s_weight_decay(tmp_path: Path) -> None:
-    """τ/N = 1/(s²N) is the weight decay, on every parameter."""
-    decay = 1e-2
-    std = (1 / (decay * 1347)) ** 0.5
-    module = built("posterior.family=none", "posterior.points=true", f"posterior.prior_std={std}")
-    module.penalty(torch.zeros(())).backward()
-    for parameter in module.net.parameters():
-        torch.testing.assert_close(parameter.grad, decay * parameter.detach(), rtol=1e-4, atol=1e-7)
-
-
 # Coordinate descent
 
 
@@ -169,35 +157,31 @@ def test_phases_alternate_and_resume_to_the_bit(tmp_path: Path) -> None:
     assert same(state(whole), state(pieces))
 
 
-def test_gain_is_a_learning_rate_for_the_patches(tmp_path: Path) -> None:
-    """One step of plain SGD moves them `gain` times as far, and what is shared as far as ever."""
+def moved(run: Path, *settings: str) -> dict[str, Tensor]:
+    """How far one step of plain SGD on EMP's patches moves everything, by name."""
     words = ("posterior.family=emp", "posterior.on=norm", "train.optimizer=sgd", "train.momentum=0.0", "train.warmup=0")
-    moved = []
     torch.manual_seed(recipe().train.seed)
     begin = build(recipe(*words), load("digits", "train"), 10, 1, CPU).state_dict()
-    for gain in (1.0, 4.0):
-        run = tmp_path / str(gain)
-        start(recipe(*words, f"posterior.gain={gain}", "train.minutes=1e-9"), run)
-        moved.append({name: value - begin[name] for name, value in state(run)["module"].items() if "num_" not in name})
-    torch.testing.assert_close(moved[1]["net.q.0.components"], 4 * moved[0]["net.q.0.components"], rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(moved[1]["net.net.1.weight"], moved[0]["net.net.1.weight"])
-    assert float(moved[0]["net.q.0.components"].abs().max()) > 0
+    start(recipe(*words, *settings, "train.minutes=1e-9"), run)
+    return {name: value - begin[name] for name, value in state(run)["module"].items() if "num_" not in name}
+
+
+def test_gain_is_a_learning_rate_for_the_patches(tmp_path: Path) -> None:
+    """One step of plain SGD moves them `gain` times as far, and what is shared as far as ever."""
+    one, four = (moved(tmp_path / str(gain), f"posterior.gain={gain}") for gain in (1.0, 4.0))
+    torch.testing.assert_close(four["net.q.0.components"], 4 * one["net.q.0.components"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(four["net.net.1.weight"], one["net.net.1.weight"])
+    assert float(one["net.q.0.components"].abs().max()) > 0
 
 
 @pytest.mark.parametrize("apart", [0.0, 2.0])
 def test_apart_is_a_learning_rate_for_what_tells_patches_from_their_mean(apart: float, tmp_path: Path) -> None:
     """One step of plain SGD moves their mean as `gain` says and each away from it as `apart` says."""
-    words = ("posterior.family=emp", "posterior.on=norm", "train.optimizer=sgd", "train.momentum=0.0", "train.warmup=0")
-    torch.manual_seed(recipe().train.seed)
-    begin = build(recipe(*words), load("digits", "train"), 10, 1, CPU).state_dict()["net.q.0.components"]
-    moved = []
-    for settings in ((), ("posterior.gain=4", f"posterior.apart={apart}")):
-        run = tmp_path / str(len(settings))
-        start(recipe(*words, *settings, "train.minutes=1e-9"), run)
-        moved.append(state(run)["module"]["net.q.0.components"] - begin)
-    mean = moved[0].mean(0)
+    plain = moved(tmp_path / "plain")["net.q.0.components"]
+    found = moved(tmp_path / "apart", "posterior.gain=4", f"posterior.apart={apart}")["net.q.0.components"]
+    mean = plain.mean(0)
     assert float(mean.abs().max()) > 0
-    torch.testing.assert_close(moved[1], 4 * mean + apart * (moved[0] - mean), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found, 4 * mean + apart * (plain - mean), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("words", ["family=none", "family=dropout on=before-norm", "family=dropconnect on=all"])

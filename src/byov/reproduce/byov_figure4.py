@@ -13,6 +13,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from byov.evaluation import evaluate, summarise
@@ -74,7 +75,7 @@ def figure4(context: Context) -> Outcome:
     note = (
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}; top-1 by a linear probe at μ. Pruned per layer, nothing"
         " retrained. Differences of ECE and reliability: BYOL minus BYOV, above 0 BYOV is better. Within a layer log σ"
-        f" has a standard deviation of {sum(spreads) / len(spreads):.3f}; were it 0, SNR and magnitude would be one."
+        f" has a standard deviation of {mean(spreads):.3f}; were it 0, SNR and magnitude would be one."
     )
     return Outcome(data, compare(data), draw(data), note)
 
@@ -113,7 +114,7 @@ def sigma_spread(path: Path) -> float:
         if any(Prunable(run).where(name, module, parameter) for name, module in places)
     }
     each = [sigma.log().std().item() for name, sigma in run.q.std().items() if name in names]
-    return sum(each) / len(each)
+    return mean(each)
 
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
             points = {name: 100 * (other[name] - row[name]) for name in SCORES}
             groups.setdefault((row["shift"], row["reading"]), []).append(points)
     return [
-        {"shift": shift, "reading": reading, **{n: sum(p[n] for p in points) / len(points) for n in SCORES}}
+        {"shift": shift, "reading": reading, **{name: mean(p[name] for p in points) for name in SCORES}}
         for (shift, reading), points in groups.items()
     ]
 
@@ -190,7 +191,7 @@ def _gain(curves: list[dict[str, Any]], over: str) -> tuple[float, float | None]
     }
     seeds = sorted({seed for _, _, seed in top1})
     each = [top1["BYOV", "snr", seed] - top1[over, "magnitude", seed] for seed in seeds]
-    return sum(each) / len(each), standard_error(each)
+    return mean(each), standard_error(each)
 
 
 def _ahead(points: float) -> str:

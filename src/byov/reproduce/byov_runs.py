@@ -31,24 +31,24 @@ def pretrained(context: Context, name: str, *changes: str, recipe: str = "") -> 
 
     Of `context.runs`, if any are given, it is the first that agrees with `changes` and with the kind of posterior.
     """
-    wanted = load_here(context, Pretrain, recipe or f"{RECIPES[context.scale]}_byov", *changes)
-    keys = {"posterior.family", "posterior.prior", "posterior.coverage", *map(_key, changes)}
-    return _handed_in(context, "pretrain", wanted, keys) if context.runs else trained(context, name, wanted)
+    recipe = recipe or f"{RECIPES[context.scale]}_byov"
+    keys = {"posterior.family", "posterior.prior", "posterior.coverage"}
+    return _run(context, "pretrain", name, load_here(context, Pretrain, recipe, *changes), keys, changes)
 
 
 def supervised(context: Context, name: str = "supervised", *changes: str, recipe: str = "") -> Path:
     """Return the folder of a finished run of `byov train`, likewise; by default supervised Bayes by Backprop."""
-    wanted = load_here(context, Supervised, recipe or f"{RECIPES[context.scale]}_train", *changes)
-    keys = {"posterior.family", *map(_key, changes)}
-    return _handed_in(context, "train", wanted, keys) if context.runs else trained(context, name, wanted)
+    recipe = recipe or f"{RECIPES[context.scale]}_train"
+    return _run(context, "train", name, load_here(context, Supervised, recipe, *changes), {"posterior.family"}, changes)
 
 
-def _key(change: str) -> str:
-    return change.partition("=")[0].strip()
-
-
-def _handed_in(context: Context, kind: str, recipe: Pretrain | Supervised, keys: set[str]) -> Path:
-    wanted = flatten(to_dict(recipe))
+def _run(
+    context: Context, kind: str, name: str, recipe: Pretrain | Supervised, keys: set[str], changes: tuple[str, ...]
+) -> Path:
+    """Return the run that a recipe asks for: trained here, or the first of the user's that agrees at the keys."""
+    if not context.runs:
+        return trained(context, name, recipe)
+    wanted, keys = flatten(to_dict(recipe)), keys | {change.partition("=")[0].strip() for change in changes}
     for run in context.runs:
         settings = settings_of(run)
         if settings["kind"] == kind and matches(settings, wanted, keys):

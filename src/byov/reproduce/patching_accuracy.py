@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Row = tuple[float, float, float, float]
 
+SHOWN = ("vanilla", "dropout", "emp", "ecmp")
 COLUMNS = {"top5": "top-5 %", "top1": "top-1 %", "ece": "ECE %", "mce": "MCE %"}
 TABLE4: dict[str, Row] = {  # top-5, top-1, ECE and MCE in per cent
     "emp": (87.2, 67.0, 3.91, 6.83),
@@ -75,7 +76,15 @@ def _percent(quantity: str, shares: Sequence[float], paper: float | None = None)
     return Comparison(quantity, mean(values), paper, standard_error(values))
 
 
-def _holds(ours: bool, theirs: bool) -> str:
+def _scored(prefix: str, scores: Sequence[dict[str, float]], paper: Row | None) -> list[Comparison]:
+    """Compare every column of a row of a table; `scores` has one entry for each seed."""
+    theirs = paper or (None,) * len(COLUMNS)
+    columns = zip(COLUMNS.items(), theirs, strict=True)
+    return [_percent(f"{prefix}: {heading}", [own[key] for own in scores], p) for (key, heading), p in columns]
+
+
+def holds(ours: bool, theirs: bool) -> str:
+    """Say whether a claim of the paper's is true of ours as well."""
     return "holds" if ours == theirs else "does not hold"
 
 
@@ -89,9 +98,7 @@ def table(found: Readings, paper: dict[str, Row], skip: tuple[str, ...] = ()) ->
     for method in (name for name in METHODS if name in found and name not in skip):
         name = label(found, method)
         rows.append(Comparison(f"{name}: overhead %", 100 * (found[method][0]["parameters"] / base - 1)))
-        for i, (key, heading) in enumerate(COLUMNS.items()):
-            theirs = paper[method][i] if method in paper else None
-            rows.append(_percent(f"{name}: {heading}", [last(reading)[key] for reading in found[method]], theirs))
+        rows += _scored(name, [last(reading) for reading in found[method]], paper.get(method))
         stacked = [reading["stacked"] for reading in found[method] if reading.get("stacked")]
         for key in ("top1", "ece") if stacked else ():
             rows.append(_percent(f"{name}, stacked: {COLUMNS[key]}", [each[key] for each in stacked]))
@@ -104,10 +111,10 @@ def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
     for method in (name for name in ("ecmp", "emp", "dropout") if name in found):
         name = label(found, method)
         ratio, theirs = of(found, method, "ece") / of(found, "vanilla", "ece"), paper[method][2] / paper["vanilla"][2]
-        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=_holds(ratio < 1, theirs < 1)))
+        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=holds(ratio < 1, theirs < 1)))
         gain = 100 * (of(found, method, "top1") - of(found, "vanilla", "top1"))
         gained = paper[method][1] - paper["vanilla"][1]
-        verdict = _holds(gain >= 0, gained >= 0)
+        verdict = holds(gain >= 0, gained >= 0)
         rows.append(Comparison(f"{name}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
     return rows
 
@@ -130,50 +137,38 @@ def table6(context: Context) -> Outcome:
 
 def by_draws(found: Readings, method: str) -> list[Comparison]:
     """Compare a method's scores at each S, and whether draws improve its calibration."""
-    rows = []
+    rows: list[Comparison] = []
     for s, paper in BY_DRAWS[method].items():
-        for i, (key, heading) in enumerate(COLUMNS.items()):
-            shares = [reading["by_draws"][str(s)][key] for reading in found[method]]
-            rows.append(_percent(f"S = {s}: {heading}", shares, paper[i]))
+        rows += _scored(f"S = {s}", [reading["by_draws"][str(s)] for reading in found[method]], paper)
     few, many = (mean(r["by_draws"][s]["ece"] for r in found[method]) for s in ("1", "200"))
     theirs = BY_DRAWS[method][200][2] / BY_DRAWS[method][1][2]
-    verdict = _holds(many < few, theirs < 1)
+    verdict = holds(many < few, theirs < 1)
     rows.append(Comparison("ECE at S = 200 over S = 1", many / few, theirs, verdict=verdict))
     return rows
 
 
-def _read(context: Context, methods: tuple[str, ...]) -> Readings:
-    """Return the readings of these methods, which must all be there, and of the vanilla network."""
+def _over(context: Context, methods: tuple[str, ...], place: str) -> Outcome:
+    """Compare all scores of one method at each S, or whether draws improve the calibration of several."""
     found = readings(context, ["vanilla", *methods])
     if missing := [METHODS[name].label for name in methods if name not in found]:
         raise ValueError(f"There is no reading of {' or '.join(missing)}.")
-    return found
+    rows = by_draws(found, methods[0])
+    if len(methods) > 1:
+        gains = {label(found, method): by_draws(found, method)[-1] for method in methods}
+        rows = [replace(row, quantity=f"{name}: {row.quantity}") for name, row in gains.items()]
+    return Outcome({"readings": found}, rows, _over_draws(found, methods), about(found, place))
 
 
-def _table_by_draws(method: str, context: Context) -> Outcome:
-    found = _read(context, (method,))
-    return Outcome(
-        {"readings": found}, by_draws(found, method), _over_draws(found, (method,)), about(found, PYRAMIDNET)
-    )
-
-
-for _table, _method in (("table9", "emp"), ("table10", "ecmp"), ("table11", "dropout")):
-    _title = (
-        f"The effect of the number of draws S = 1, 20, 100, 200: {METHODS[_method].label.removesuffix(' (BN+out)')}"
-    )
-    experiment(f"patching/{_table}", _title)(partial(_table_by_draws, _method))
-
-
-@experiment("patching/figure6", "Calibration over the number of draws, for EMP, ECMP and dropout")
-def figure6(context: Context) -> Outcome:
-    methods = ("emp", "ecmp", "dropout")
-    found = _read(context, methods)
-    rows = []
-    for method in methods:
-        row = by_draws(found, method)[-1]
-        rows.append(replace(row, quantity=f"{label(found, method)}: {row.quantity}"))
-    note = about(found, "ResNet-18 on ImageNet and PyramidNet on CIFAR-100")
-    return Outcome({"readings": found}, rows, _over_draws(found, methods), note)
+for _name, _methods, _place, _title in (
+    ("table9", ("emp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
+    ("table10", ("ecmp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
+    ("table11", ("dropout",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
+    (
+        *("figure6", ("emp", "ecmp", "dropout"), "ResNet-18 on ImageNet and PyramidNet on CIFAR-100"),
+        "Calibration over the number of draws, for EMP, ECMP and dropout",
+    ),
+):
+    experiment(f"patching/{_name}", _title)(partial(_over, methods=_methods, place=_place))
 
 
 STYLE: dict[str, dict[str, Any]] = {
@@ -250,16 +245,13 @@ def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], p
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
-def figure4(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE4, RESNET)
-
-
-@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
-def figure5(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp", "ecmp"), TABLE6, PYRAMIDNET)
-
-
-@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
-def figure7(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)
+for _name, _curved, _paper, _place, _title in (
+    ("figure4", SHOWN, TABLE4, RESNET, "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)"),
+    ("figure5", SHOWN, TABLE6, PYRAMIDNET, "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)"),
+    (
+        *("figure7", ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET),
+        "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)",
+    ),
+):
+    _run = partial(_curves, methods=_curved, paper=_paper, place=_place)
+    experiment(f"patching/{_name}", _title)(_run)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import mean
 from typing import Any
 
 from byov.metrics import functional as metrics
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
-from byov.reproduce.patching_accuracy import about
+from byov.reproduce.patching_accuracy import about, holds
 from byov.reproduce.patching_runs import METHODS, Readings, label, readings
 
 MCE = {"emp": 97.8, "emp_bn": 98.8, "ecmp": 99.5, "ecmp_bn": 99.8, "dropout": 100.0, "vanilla": 100.0}
@@ -51,9 +52,8 @@ def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: d
         if not known:
             continue
         ours, theirs = mean(known), paper.get(method)
-        verdict = ""
-        if method in ("emp", "ecmp") and theirs is not None:
-            verdict = "holds" if (ours < 100) == (theirs < 100) else "does not hold"
+        told = method in ("emp", "ecmp") and theirs is not None
+        verdict = holds(ours < 100, theirs < 100) if told else ""  # type: ignore[operator]
         name = "mCE" if key == "mCE" else "relative mCE"
         rows.append(Comparison(f"{label(found, method)}: {name} %", ours, theirs, standard_error(known), verdict))
         for corruption in each[0]["CE"] if key == "mCE" and method != "vanilla" else ():
@@ -63,16 +63,10 @@ def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: d
     return Outcome({"errors": errors}, rows, note=f"{about(found, PLACE)} {images}")
 
 
-@experiment("patching/table5", "Mean corruption error (CIFAR-100-C for ImageNet-C)")
-def table5(context: Context) -> Outcome:
-    return _table(context, ("vanilla", "dropout", "emp", "ecmp"), "mCE", MCE)
-
-
-@experiment("patching/table7", "Mean corruption error of every method (CIFAR-100-C for ImageNet-C)")
-def table7(context: Context) -> Outcome:
-    return _table(context, None, "mCE", MCE)
-
-
-@experiment("patching/table8", "Relative mean corruption error of every method (CIFAR-100-C for ImageNet-C)")
-def table8(context: Context) -> Outcome:
-    return _table(context, None, "relative_mCE", RELATIVE)
+for _name, _methods, _key, _paper, _title in (
+    ("table5", ("vanilla", "dropout", "emp", "ecmp"), "mCE", MCE, "Mean corruption error"),
+    ("table7", None, "mCE", MCE, "Mean corruption error of every method"),
+    ("table8", None, "relative_mCE", RELATIVE, "Relative mean corruption error of every method"),
+):
+    _run = partial(_table, methods=_methods, key=_key, paper=_paper)
+    experiment(f"patching/{_name}", f"{_title} (CIFAR-100-C for ImageNet-C)")(_run)

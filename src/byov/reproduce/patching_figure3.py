@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.posterior import EMP, BayesianModule, DropConnect, bayesianize
+from byov.report.drawing import COLOURS, canvas, styled
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 
 if TYPE_CHECKING:
@@ -82,19 +83,13 @@ def figure3(context: Context) -> Outcome:
     return Outcome(data, rows, _draw(drawn), note)
 
 
+@styled
 def _draw(drawn: dict[str, Tensor]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    figure, [panels] = canvas(7.6, 3.0, 1, 2, sharey=True)
     titles = {"dropout": "dropout, p = ½", "emp": f"EMP, K = {K}"}
-    left = None
-    for i, (kind, values) in enumerate(drawn.items()):
-        axes = figure.add_subplot(1, 2, i + 1, sharey=left)
-        left = left or axes
-        for line, colour in zip(values, ("#0072B2", "#D55E00", "#009E73"), strict=True):
+    for axes, (kind, values) in zip(panels, drawn.items(), strict=True):
+        for line, colour in zip(values, COLOURS, strict=False):
             axes.plot(X, line, color=colour, linewidth=1.0)
-        axes.set_title(titles[kind], fontsize=10)
-        axes.set_xlabel("x")
-        if i == 0:
-            axes.set_ylabel("f(x)")
+        axes.set(title=titles[kind], xlabel="x")
+    panels[0].set_ylabel("f(x)")
     return figure

@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +31,8 @@ from torch import Tensor
 from byov.data.tables import Table, uci
 from byov.evaluation.regressions import Predicted
 from byov.posterior import ECMP, EMP, Dropout, Ensemble, Family
-from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
+from byov.report.drawing import COLOURS, canvas, styled
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 from byov.train.regression import Settings, fit
 
 if TYPE_CHECKING:
@@ -94,16 +95,6 @@ ENTRIES.insert(_protein + 1, replace(ENTRIES[_protein], title="Protein, F9", las
 QUICK = ("boston", "yacht", "energy")
 
 
-@experiment("patching/table12", "Root mean squared error on the regression sets")
-def table12(context: Context) -> Outcome:
-    return _table(context, "rmse")
-
-
-@experiment("patching/table13", "Log predictive density on the regression sets")
-def table13(context: Context) -> Outcome:
-    return _table(context, "lpd")
-
-
 def _table(context: Context, score: Score) -> Outcome:
     sets = measure(context)
     comparisons = [compare(entry, method, score, sets[entry.title]) for entry in _shown(sets) for method in FAMILIES]
@@ -137,7 +128,7 @@ def _shown(sets: dict[str, Any]) -> list[Entry]:
 def compare(entry: Entry, method: str, score: Score, part: dict[str, Any]) -> Comparison:
     """Set ours beside the paper's, better being lower for the RMSE and higher for the log density."""
     values = part["methods"][method][score]
-    ours, error = mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    ours, error = mean(values), standard_error(values)
     paper, spread = entry.paper(score, method)
     worse = (ours - paper) * (1 if score == "rmse" else -1)
     margin = 2 * ((error or 0.0) ** 2 + (spread or 0.0) ** 2) ** 0.5 + HALF_DIGIT
@@ -213,37 +204,39 @@ def scores(draws: Tensor, target: Tensor) -> dict[str, float]:
     return {"rmse": found["rmse"], "lpd": found["log_density"]}
 
 
+@styled
 def draw(sets: dict[str, Any], score: Score) -> Figure:
     """Draw ours beside the paper's for every set: the ratio of the RMSEs, the difference of the log densities."""
-    from matplotlib.figure import Figure
-
     entries = _shown(sets)
-    figure = Figure(figsize=(7.2, 0.9 + 0.5 * len(entries)))
-    axes = figure.subplots()
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for offset, (method, colour, marker) in enumerate(zip(FAMILIES, colours, "osD^", strict=True)):
+    figure, [[axes]] = canvas(7.2, 0.9 + 0.5 * len(entries))
+    for offset, (method, colour, marker) in enumerate(zip(FAMILIES, COLOURS, "osD^", strict=False)):
         for row, entry in enumerate(entries):
             got = compare(entry, method, score, sets[entry.title])
             paper, error = entry.paper(score, method)[0], 2 * (got.error or 0.0)
             if score == "rmse" and paper < HALF_DIGIT:
                 continue  # the paper's 0.00 gives no ratio
             value, width = (got.ours / paper, error / paper) if score == "rmse" else (got.ours - paper, error)
-            place = row + 0.16 * (offset - 1.5)
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "markersize": 4.5, "linewidth": 1}
             label = method if row == 0 else None
-            axes.errorbar(value, place, xerr=width, fmt=marker, color=colour, markersize=4.5, lw=1, label=label)
-    axes.axvline(1.0 if score == "rmse" else 0.0, color="0.4", lw=0.8)
+            axes.errorbar(value, row + 0.16 * (offset - 1.5), xerr=width, label=label, **style)
+    axes.axvline(1.0 if score == "rmse" else 0.0, color="0.4", linewidth=0.8)
     axes.set_yticks(range(len(entries)), [entry.title for entry in entries])
     axes.invert_yaxis()
     if score == "rmse":
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("our test RMSE / the paper's (left is better; bars: two standard errors of ours)")
+        words = "our test RMSE / the paper's (left is better"
     else:
         axes.set_xscale("symlog", linthresh=0.5)
-        axes.set_xlabel(
-            "our log predictive density − the paper's, nats (right is better; bars: two standard errors of ours)"
-        )
+        words = "our log predictive density − the paper's, nats (right is better"
+    axes.set_xlabel(f"{words}; bars: two standard errors of ours)")
     axes.margins(x=0.06)
-    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(ncols=4, loc="outside upper center")
     return figure
+
+
+for _name, _score, _title in (
+    ("table12", "rmse", "Root mean squared error on the regression sets"),
+    ("table13", "lpd", "Log predictive density on the regression sets"),
+):
+    experiment(f"patching/{_name}", _title)(partial(_table, score=_score))  # type: ignore[arg-type]

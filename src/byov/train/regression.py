@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from byov.data.tables import Scale, as_numbers, refuse_gaps
 from byov.device import choose_device
-from byov.posterior import BayesianModule, Ensemble, Family
+from byov.posterior import ECMP, EMP, BayesianModule, Ensemble, Family
 from byov.posterior.random import stream
 from byov.prediction import predict
-from byov.train import regression_networks as networks
-from byov.train.regression_networks import Data, Job, Split
-from byov.train.regression_training import Settings, train
+from byov.train.regression_networks import NUMBER, Data, Settings, Split, normed, train
 
 __all__ = ["Fitted", "Settings", "Split", "fit"]
 
@@ -44,43 +43,26 @@ class Fitted:
         Without a generator the draws are the same for the same seed of `fit`.
         """
         part = self._part(split)
-        X = as_numbers(X, "X")
-        if X.ndim != 2 or X.shape[1] != len(part.x_mean):
-            raise ValueError(f"X is (N, {len(part.x_mean)}) as in training, not {tuple(X.shape)}.")
+        X, features = as_numbers(X, "X"), len(part.x_scale.mean)
+        if X.ndim != 2 or X.shape[1] != features:
+            raise ValueError(f"X is (N, {features}) as in training, not {tuple(X.shape)}.")
         refuse_gaps(X, "X")
         if samples < 1:
             raise ValueError(f"A prediction needs at least one draw, not {samples}.")
+        device = part.x_scale.mean.device
         if generator is None:
-            seed = stream(part.seed, networks.NUMBER[type(self.family)], 1 << 20)
-            generator = Generator(part.device).manual_seed(seed)
-        x = Scale(part.x_mean, part.x_std).standardise(X.to(part.x_mean)).float()
-        found = predict(self.module(split), x, samples, "vmap", generator=generator, task="regression", keep=True)
+            generator = Generator(device).manual_seed(stream(part.seed, NUMBER[type(self.family)], 1 << 20))
+        x = part.x_scale.standardise(X.to(device)).float()
+        found = predict(part.model, x, samples, "vmap", generator=generator, task="regression", keep=True)
         assert found.draws is not None
-        return Scale(part.y_mean.to(x), part.y_std.to(x)).restore(found.draws)
+        return Scale(*(moment.to(x) for moment in part.y_scale)).restore(found.draws)
 
     def module(self, split: int = 0) -> BayesianModule:
         """Return the same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.
 
-        It takes and gives standardised numbers: (x − x_mean)/x_std in, (y − y_mean)/y_std out.
+        It takes and gives standardised numbers: x_scale.standardise(x) in, y_scale.standardise(y) out.
         """
-        part = self._part(split)
-        weights = part.first[..., :-1], part.first[..., -1], part.second, part.bias[..., 0]
-        shape = networks.Shape(part.first.shape[2] - 1, part.first.shape[1], part.second.shape[1])
-        net = networks.network(self.family, shape).to(part.device)
-        layers = [m for m in net if isinstance(m, nn.Linear)]
-        norms = [m for m in net if isinstance(m, nn.BatchNorm1d)]
-        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
-        with torch.no_grad():
-            for buffer, moment in zip(buffers, part.moments or (), strict=True):
-                buffer.copy_(moment)  # type: ignore[union-attr]
-            for parameter, weight in zip((p for layer in layers for p in layer.parameters()), weights, strict=True):
-                parameter.copy_(weight[0])
-            model = networks.module(self.family, net)
-            if part.patches is not None:
-                model.factors[0].get_parameter("components").copy_(part.patches[0])
-            elif isinstance(self.family, Ensemble):
-                model.factors[0].get_parameter("components").copy_(torch.cat([w.flatten(1) for w in weights], 1))
-        return model.eval()
+        return deepcopy(self._part(split).model)
 
     def _part(self, split: int) -> Split:
         if not 0 <= split < len(self.splits):
@@ -89,27 +71,9 @@ class Fitted:
 
 
 @overload
-def fit(
-    X: Any,
-    y: Any,
-    families: Family,
-    rows: Rows | None = ...,
-    numbers: Sequence[int] | None = ...,
-    settings: Settings | None = ...,
-    seed: int = ...,
-    device: str | torch.device = ...,
-) -> Fitted: ...
+def fit(X: Any, y: Any, families: Family, *others: Any, **named: Any) -> Fitted: ...
 @overload
-def fit(
-    X: Any,
-    y: Any,
-    families: Mapping[str, Family],
-    rows: Rows | None = ...,
-    numbers: Sequence[int] | None = ...,
-    settings: Settings | None = ...,
-    seed: int = ...,
-    device: str | torch.device = ...,
-) -> dict[str, Fitted]: ...
+def fit(X: Any, y: Any, families: Mapping[str, Family], *others: Any, **named: Any) -> dict[str, Fitted]: ...
 def fit(
     X: Any,
     y: Any,
@@ -145,12 +109,14 @@ def fit(
     seeds = [stream(seed, number) for number in (range(len(parts)) if numbers is None else numbers)]
     _check(X, y, several, parts, seeds, settings)
     place = choose_device(str(device))
-    decay = {name: [settings.grid[0]] * len(parts) for name in several}
-    if len(settings.grid) > 1:
-        decay = _choose_decay(X, y, several, parts, seeds, settings, place)
     splits = [Data.of(X, y, index, own, place) for index, own in zip(parts, seeds, strict=True)]
-    done = train(splits, {name: Job(family, decay[name]) for name, family in several.items()}, settings)
-    fitted = {name: Fitted(family, done[name]) for name, family in several.items()}
+    fitted = {}
+    for name, family in several.items():
+        decays = [settings.grid[0]] * len(parts)
+        if len(settings.grid) > 1:
+            decays = _choose_decay(X, y, family, parts, seeds, settings, place)
+        done = train(family, splits, [[decay] for decay in decays], settings)
+        fitted[name] = Fitted(family, tuple(split for (split,) in done))
     return fitted if isinstance(families, Mapping) else fitted[""]
 
 
@@ -176,27 +142,43 @@ def _check(
     if not families or not rows or len(seeds) != len(rows):
         raise ValueError("fit needs a family, a split, and as many numbers as splits.")
     for family in families.values():
-        networks.check(family)
+        _check_family(family)
     for index in rows:
         if not len(index) or int(index.min()) < 0 or int(index.max()) >= len(X):
             raise ValueError(f"A split's rows are some of the numbers 0 to {len(X) - 1}.")
         if len(index) < settings.batch:
             few = f"{len(index)} training rows are fewer than the batch of {settings.batch}"
             raise ValueError(f"{few}: choose a smaller batch.")
-        if settings.cut(len(index))[1] < 2 and any(map(networks.normed, families.values())):
+        if settings.cut(len(index))[1] < 2 and any(map(normed, families.values())):
             raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
 
 
+def _check_family(family: Family) -> None:
+    """Refuse what this network does not have, lest a setting be taken and change nothing.
+
+    The members of an explicit ensemble start anew, each from a seed of its own, whichever `start` it names: no network
+    is given whose weights "copy", the default, could copy.
+    """
+    name = type(family).__name__
+    if type(family) not in NUMBER:
+        raise ValueError(f"The regression network takes EMP, ECMP, Dropout or Ensemble, not {name}.")
+    if family.sigma > 0:  # type: ignore[attr-defined]
+        raise ValueError(f"The regression network takes families with σ = 0, not {family}.")
+    if not isinstance(family, EMP | ECMP | Ensemble):
+        return
+    starts = "all start at Settings.gamma and 0" if normed(family) else "start anew, each from a seed of its own"
+    if family.learn_probs:
+        raise ValueError(f"The regression network's mixing probabilities are fixed: {name} takes no learn_probs here.")
+    if family.spread > 0:
+        raise ValueError(f"The regression network's components {starts}: {name} takes no spread here.")
+    if normed(family) and family.start != "copy":
+        raise ValueError(f"The regression network's components {starts}: {name} takes no start='reset' here.")
+
+
 def _choose_decay(
-    X: Tensor,
-    y: Tensor,
-    families: Mapping[str, Family],
-    rows: Sequence[Tensor],
-    seeds: Sequence[int],
-    settings: Settings,
-    device: torch.device,
-) -> dict[str, list[float]]:
-    """Choose every family's and split's λ: all are trained at once on a part of the split's training rows.
+    X: Tensor, y: Tensor, family: Family, rows: list[Tensor], seeds: list[int], settings: Settings, device: torch.device
+) -> list[float]:
+    """Choose every split's λ: all are trained at once on a part of the split's training rows.
 
     The strongest that is not clearly worse than the best on the other part is taken, by the squared error; the split's
     test rows are never looked at.
@@ -207,21 +189,19 @@ def _choose_decay(
         held = max(1, round(settings.held * len(index)))
         rest.append(order[:held])
         splits.append(Data.of(X, y, order[held:], seed, device))
-    # Two members tell an ensemble's decay as well as all of them, and are most of the work where there are many.
-    few = {name: replace(f, k=2, probs=None) if isinstance(f, Ensemble) else f for name, f in families.items()}
-    tried = {(name, decay): Job(few[name], [decay] * len(rows)) for name in families for decay in settings.grid}
+    if isinstance(family, Ensemble):  # two members tell the decay as well as all of them, for less work
+        family = replace(family, k=2, probs=None)
     epochs = max(1, round(settings.trial * settings.epochs))
-    done = train(splits, tried, replace(settings, epochs=epochs))
+    done = train(family, splits, [settings.grid] * len(rows), replace(settings, epochs=epochs))
 
-    def errors(name: str, decay: float, split: int) -> Tensor:
-        posterior, held = Fitted(few[name], done[name, decay]), rest[split]
-        mean = posterior.predict(X[held], split, TRIAL_DRAWS).mean(0).cpu()
-        return ((mean - y[held]) / posterior.splits[split].y_std.cpu()).square().mean(1)
+    def errors(trial: Split, held: Tensor) -> Tensor:
+        mean = Fitted(family, (trial,)).predict(X[held], samples=TRIAL_DRAWS).mean(0).cpu()
+        return ((mean - y[held]) / trial.y_scale.std.cpu()).square().mean(1)
 
-    def chosen(name: str, split: int) -> float:
-        return strongest_decay({decay: errors(name, decay, split) for decay in settings.grid})
-
-    return {name: [chosen(name, split) for split in range(len(rows))] for name in families}
+    return [
+        strongest_decay({trial.weight_decay: errors(trial, held) for trial in trials})
+        for trials, held in zip(done, rest, strict=True)
+    ]
 
 
 def strongest_decay(errors: Mapping[float, Tensor]) -> float:
