@@ -17,7 +17,7 @@ from byov.evaluation.alignment import both_scales, predictive_std
 from byov.evaluation.convergence import convergence
 from byov.evaluation.gallery import gallery
 from byov.evaluation.humans import human_agreement
-from byov.evaluation.layers import layer_history
+from byov.evaluation.layers import layer_history, per_epoch
 from byov.evaluation.noise import noise_variance
 from byov.evaluation.retrieval import detection, retrieval, run_measures
 from byov.files import write_json
@@ -46,7 +46,8 @@ def explore(item: str, runs: Sequence[Run], bootstraps: int = 50, ood: str | Non
 
 
 def _layers(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    found = {run.name: asdict(layer_history(run.header.folder)) for run in runs if run.q is not None and run.header}
+    drawn = [run for run in runs if run.q is not None and run.header is not None]
+    found = {run.name: asdict(per_epoch(layer_history(run.header.folder))) for run in drawn if run.header}
     if not found:
         raise Inapplicable("None of the runs has a posterior, whose layers could be shown.")
     return found

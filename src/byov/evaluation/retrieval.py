@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
@@ -82,8 +82,8 @@ def detection(
 def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the embeddings (N, D) at μ and every measure of uncertainty of images (N, C, H, W) in uint8.
 
-    Over the draws of the run's reading where it has a posterior; over as many augmentations if `augmented`, or where
-    there is none.
+    Over the draws of the run's reading, at least two, where it has a posterior; over as many augmentations if
+    `augmented`, or where there is none.
     """
     r = run.reading
     found: dict[str, Tensor] = {}
@@ -92,9 +92,19 @@ def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tup
     options: Any = {**run.probe_options, "batch_size": r.batch_size, "autocast": r.autocast}
     for over, place in streams.items():
         generator = Generator(r.device).manual_seed(stream(r.seed, place))
-        made = representation_uncertainty(run.module, images, r.samples, generator, over=over, **options)
+        made = representation_uncertainty(run.module, images, max(2, r.samples), generator, over=over, **options)
         found |= made.measures
     return made.embeddings, found
+
+
+def reading(run: Pretrained) -> dict[str, Any]:
+    """Return what a file of results says of a pretraining run without labels: R@1, and R-AUROC by measure.
+
+    Measures are over draws, or over augmentations where there is no posterior. Each number stands with its error.
+    """
+    embeddings, measures = run_measures(run, run.images.images, augmented=False)
+    found = asdict(retrieval(measures, embeddings, run.labels, seed=run.reading.seed))
+    return {name: found[name] for name in ("images", "r_at_1", "r_auroc")}
 
 
 def _auroc_and_error(uncertainty: Tensor, wrong: Tensor, bootstraps: int, seed: int) -> list[float] | None:

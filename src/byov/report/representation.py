@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVES = ("spread_encoder", "augmented_spread_encoder")
-"""What images are ordered by: draws where there are any, else augmentations."""
+CURVES = ("spread_projector", "augmented_spread_projector", "spread_encoder", "augmented_spread_encoder")
+"""What images are ordered by, the first that there is: BYOL's loss is one of the directions of projections."""
 
 
 @styled
