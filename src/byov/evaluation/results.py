@@ -17,7 +17,7 @@ import torch
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
 from byov.evaluation.images import shifts_for, strength_note
-from byov.evaluation.retrieval import reading
+from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import Row, evaluate, plan
 from byov.evaluation.scores import conventions
 from byov.evaluation.summary import corruption_errors, summarise
@@ -133,7 +133,7 @@ def evaluate_run(
         evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
     if isinstance(run, Pretrained) and unread:
         _tell(advance, "what it knows without labels", len(rows), len(wanted))
-        results.representation = reading(run)
+        results.representation = without_labels(run)
         save()
     return results
 

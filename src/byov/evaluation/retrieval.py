@@ -97,7 +97,7 @@ def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tup
     return made.embeddings, found
 
 
-def reading(run: Pretrained) -> dict[str, Any]:
+def without_labels(run: Pretrained) -> dict[str, Any]:
     """Return what a file of results says of a pretraining run without labels: R@1, and R-AUROC by measure.
 
     Measures are over draws, or over augmentations where there is no posterior. Each number stands with its error.

@@ -19,7 +19,7 @@ from byov.evaluation.convergence import score_convergence
 from byov.evaluation.images import shifts_for
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
-from byov.evaluation.retrieval import reading
+from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import CLEAN, Row, evaluate, plan
 from byov.evaluation.scores import headline
 from byov.evaluation.summary import READINGS
@@ -300,6 +300,6 @@ PARTS: dict[str, Callable[[Run, Request], Any]] = {
     "convergence": convergence,
     "pruning": pruning,
     "layers": lambda run, request: None if run.q is None else layer_quantiles(run.q),
-    "representation": lambda run, request: reading(run) if isinstance(run, Pretrained) else None,
+    "representation": lambda run, request: without_labels(run) if isinstance(run, Pretrained) else None,
 }
 """What is measured beside the rows of scores, and by what."""
