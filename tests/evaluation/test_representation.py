@@ -152,6 +152,23 @@ def test_byol_is_moved_by_its_own_views() -> None:
     assert list(found.spread) == ["encoder", "projector", "predictor"]
 
 
+@pytest.mark.parametrize("posterior", [False, True])
+def test_batchnorm_in_the_heads_reads_its_running_statistics_and_keeps_them(posterior: bool) -> None:
+    """A student in train mode would use each batch's own and move the running ones."""
+    torch.manual_seed(0)
+    student: nn.Module = Student(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), 5, 8, 4)
+    student = byov.bayesianize(student, byov.Gaussian()) if posterior else student
+    before = {name: buffer.clone() for name, buffer in student.named_buffers()}
+    assert any("running_mean" in name for name in before)
+    one, other = (
+        representation_uncertainty(student.train(), pictures(), 4, seeded(), over="augmentations", batch_size=size)
+        for size in (3, 512)
+    )
+    torch.testing.assert_close(one.variance, other.variance)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in student.named_buffers())
+    assert all(module.training for module in student.modules())
+
+
 # Refusals
 
 

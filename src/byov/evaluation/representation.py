@@ -109,7 +109,7 @@ def representation_uncertainty(
         options["device"] = encoder.device
     parts = _parts(model, encoder)
     moments = {stage: (Moments("regression"), Moments("regression")) for stage in parts}
-    with _weights(encoder) as write:
+    with _weights(encoder, list(parts.values())) as write:
         write(None)
         (embeddings,) = stage_outputs([encoder.module], images, **options)
         if over == "draws" and encoder.posterior is not None:
@@ -144,10 +144,10 @@ def _parts(model: nn.Module, encoder: Encoder) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _weights(encoder: Encoder) -> Iterator[Callable[[list[Noise] | None], None]]:
-    """Put the network into eval mode; give what writes a draw's weights into it, or those at μ."""
+def _weights(encoder: Encoder, parts: list[nn.Module]) -> Iterator[Callable[[list[Noise] | None], None]]:
+    """Put the parts into eval mode; give what writes a draw's weights into them, or those at μ."""
     if encoder.posterior is None:
-        with lock_of(encoder.module), evaluating(encoder.module):
+        with lock_of(encoder.module), evaluating(nn.ModuleList(parts)):
             yield lambda noise: None  # its weights are at μ
     else:
         resident = Resident(encoder.posterior)
