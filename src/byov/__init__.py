@@ -29,7 +29,7 @@ from byov.pruning import prune
 
 __version__ = "0.1.0"
 
-_LATER = {"features": "byov.ssl.features"}
+_LATER = {"features": "byov.ssl.features", "representation_uncertainty": "byov.evaluation.representation"}
 """Names whose modules need timm and torchvision: imported when asked for, so that `import byov` stays light."""
 
 _PARTS = ("data", "evaluation", "metrics", "models", "overhead", "pruning", "runs", "ssl", "train")
@@ -69,4 +69,5 @@ __all__ = [
     "parameter_groups",
     "predict",
     "prune",
+    "representation_uncertainty",
 ]

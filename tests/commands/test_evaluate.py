@@ -12,16 +12,18 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor, nn
 
+import byov
 from byov.data import load
 from byov.data.corruptions import CORRUPTIONS
 from byov.data.labelled import labelled
 from byov.evaluation import Classifier, Probed, Row, evaluate, scores, summarise
 from byov.evaluation.rows import plan
 from byov.metrics import functional as metrics
+from byov.posterior.random import stream
 from byov.prediction import Prediction
 from byov.runs.run import digest
 from byov.ssl.pretrain import Pretrain, restore, start
-from byov.ssl.probe import Probe, ProbeSettings
+from byov.ssl.probe import READ, Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
 from byov.train.config import load_config
 
@@ -306,6 +308,36 @@ def test_half_the_precision_is_asked_for_and_said(call, folder, run_folder) -> N
 
 
 # A pretraining run
+
+
+def test_a_run_is_read_without_labels_too_and_an_older_file_takes_it_up(call, folder, run_folder) -> None:
+    words = [run_folder, "--samples", 3, "--train-limit", 120, "--limit", 100, "--out", "r.json"]
+    status, out, _ = call("evaluate", *words)
+    assert status == 0
+    saved = json.loads((folder / "r.json").read_text())
+    found = saved["representation"]
+    module, _ = restore(run_folder)
+    test = load("digits", "test").subset(torch.randperm(450, generator=Generator().manual_seed(0))[:100].sort().values)
+    options = {"mean": module.views.mean, "std": module.views.std}
+    embeddings = byov.features(module, test.images, **options)
+    made = byov.representation_uncertainty(module, test.images, 3, Generator().manual_seed(stream(0, READ)), **options)
+    share = metrics.recall_at_1(embeddings, test.labels).item()
+    assert found["r_at_1"] == pytest.approx([share, (share * (1 - share) / 100) ** 0.5])
+    assert set(found["r_auroc"]) == set(made.measures) > {"spread_encoder", "variance_predictor", "negative_norm"}
+    for name, values in made.measures.items():
+        assert found["r_auroc"][name][0] == pytest.approx(metrics.r_auroc(values, embeddings, test.labels).item())
+    assert f"R@1 {100 * share:.2f} %; R-AUROC by spread, encoder 0." in " ".join(out.split())
+    before = (folder / "r.json").read_bytes()
+    assert call("evaluate", *words)[0] == 0
+    assert (folder / "r.json").read_bytes() == before
+
+    del saved["representation"], saved["protocol"]["conventions"]["representation"]  # a file older than they are
+    (folder / "r.json").write_text(json.dumps(saved))
+    assert call("evaluate", *words)[0] == 0
+    again = json.loads((folder / "r.json").read_text())
+    assert (again["representation"], again["rows"]) == (found, saved["rows"])
+    for more in (["--samples", 1], ["--limit", 1]):
+        assert call("evaluate", *words, *more, "--force")[0] == 0
 
 
 def test_a_run_is_read_by_a_probe_on_its_own_encoder(call, folder, run_folder) -> None:

@@ -30,6 +30,7 @@ from byov.evaluation import (
     predictive_std,
 )
 from byov.evaluation.alignment import gaussian_fit
+from byov.evaluation.layers import aggregation, per_epoch
 from byov.posterior.random import stream
 from byov.report.drawing import save
 from byov.report.figures import humans_figure, layers_figure, noise_figure
@@ -74,6 +75,24 @@ def test_a_history_is_what_the_run_recorded(tmp_path: Path) -> None:
     )
     assert LayerHistory(**json.loads(json.dumps(asdict(found)))) == found
     assert layer_history(tmp_path / "checkpoint.safetensors") == found
+
+
+def test_an_epoch_is_the_mean_of_means_and_the_maximum_of_maxima(tmp_path: Path) -> None:
+    """Records at epochs 0, 0.4, 1, 1.2, 2: the start alone, then two records for each epoch (BYOV's footnote 5)."""
+    sigmas = [(0, 0.5), (4, 0.4), (10, 0.2), (12, 0.1), (20, 0.3)]
+    found = per_epoch(layer_history(history(tmp_path, sigmas)))
+    assert (found.steps, found.epochs, found.records) == ([0, 10, 20], [0.0, 1.0, 2.0], [1, 2, 2])
+    assert found.sigma_mean[0] == pytest.approx([0.5, 0.3, 0.2])
+    assert found.sigma_max[0] == pytest.approx([1.0, 0.8, 0.6])
+    assert found.snr_mean[0] == pytest.approx([2.0, (1 / 0.4 + 1 / 0.2) / 2, (1 / 0.1 + 1 / 0.3) / 2])
+    assert found.snr_max == [[None] * 3, [4, 4, 4]]
+    assert LayerHistory(**json.loads(json.dumps(asdict(found)))) == found
+    assert "aggregates the 2 recorded steps of its epoch" in aggregation([found])
+    few = per_epoch(layer_history(history(tmp_path, [(0, 0.5), (25, 0.4), (50, 0.2)])))
+    assert (few.epochs, few.records) == ([0.0, 3.0, 5.0], [1, 1, 1])  # fewer records than epochs
+    assert few.sigma_mean == layer_history(tmp_path).sigma_mean
+    assert "fewer steps than it has epochs" in aggregation([few])
+    assert "one step of its epoch" in aggregation([per_epoch(layer_history(history(tmp_path, [(0, 0.5), (10, 0.4)])))])
 
 
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:

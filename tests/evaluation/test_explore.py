@@ -36,13 +36,14 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     code, out, err = call("explore", runs / "byov", runs / "byol", runs / "bbb", *FEW, "--out", tmp_path)
     assert (code, err) == (0, "")
     written = {path.name for path in tmp_path.iterdir()}
-    there = ("layers", "convergence", "noise", "alignment", "gallery")
+    there = ("layers", "convergence", "noise", "alignment", "gallery", "representation")
     assert written == {f"{name}.{kind}" for name in there for kind in ("json", "png", "svg")}
     assert "humans is left out: People's votes are at hand for CIFAR-10 only" in out
 
     content = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in there}
     assert set(content["layers"]["result"]) == {"byov", "bbb"}  # BYOL has no posterior
     assert set(content["noise"]["result"]) == {"byov"}  # and no parts to follow noise through has a classifier
+    assert set(content["representation"]["result"]) == {"byov", "byol"}
     assert set(content["gallery"]["result"]) == {"byov", "byol", "bbb"}
     assert (content["alignment"]["result"]["first"], content["alignment"]["result"]["second"]) == ("byov", "bbb")
     assert content["convergence"]["result"]["byov"]["clean"]["draws"] == [1, 2, 3]
@@ -79,6 +80,8 @@ def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -
         "which convergence needs": (runs / "byol", "--what", "convergence"),
         "None of the runs has a posterior, whose layers": (runs / "byol", "--what", "layers"),
         "give both": (runs / "byov", "--what", "alignment"),
+        "None of the runs is of byov pretrain, whose embeddings": (runs / "bbb", "--what", "representation"),
+        "--ood names the foreign images": (runs / "byov", "--what", "gallery", "--ood", "digits"),
         "CIFAR-10 only": (runs / "byov", "--what", "humans"),
         "at least two draws": (runs / "byov", "--samples", "1"),
         "at least 8 images": (runs / "byov", "--limit", "3"),

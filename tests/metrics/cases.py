@@ -19,6 +19,7 @@ ENTROPY = F.entropy(PROBS).mul(4).round()  # with ties
 OOD = LABELS == 0
 DRAWS = torch.randn(7, SAMPLES, 2, generator=torch.Generator().manual_seed(1))
 TARGET = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(2))
+EMBEDDINGS = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(3)) + torch.eye(4, 3)[LABELS]
 BASELINE = {"fog": [0.5, 0.9], "snow": [0.4, 0.3]}
 KINDS = [None, ("fog", 1), ("fog", 2), ("snow", 1), ("snow", 2)]
 """Sample i is clean or belongs to KINDS[i % 5]."""
@@ -89,6 +90,14 @@ CASES = {
         metrics.FPR95,
         lambda i: [(ENTROPY[j], bool(OOD[j])) for j in i.split(1)],
         lambda: F.fpr95(ENTROPY[~OOD], ENTROPY[OOD]),
+    ),
+    "recall": Case(
+        metrics.RecallAt1, lambda i: [(EMBEDDINGS[i], LABELS[i])], lambda: F.recall_at_1(EMBEDDINGS, LABELS)
+    ),
+    "r-auroc": Case(
+        metrics.RAUROC,
+        lambda i: [(ENTROPY[i], EMBEDDINGS[i], LABELS[i])],
+        lambda: F.r_auroc(ENTROPY, EMBEDDINGS, LABELS),
     ),
     "rmse": Case(metrics.RMSE, lambda i: [(DRAWS[0, i], TARGET[i])], lambda: F.rmse(DRAWS[0], TARGET)),
     "density": Case(

@@ -15,6 +15,7 @@ SECTIONS = [
     "pruning",
     "layers",
     "convergence",
+    "representation",
     "gallery",
     "training",
     "config",

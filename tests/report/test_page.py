@@ -12,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byov.evaluation.images import shifts_for
+from byov.evaluation.representation import MEASURES
+from byov.evaluation.retrieval import run_measures
 from byov.evaluation.rows import evaluate
 from byov.evaluation.scores import scores
+from byov.metrics.functional import r_auroc, recall_at_1
 from byov.report import collect as collecting
 from byov.report.formatting import cell, signed
 from byov.report.page import LIMIT, as_script, render, report
 from byov.runs import open_run
+from byov.runs.run import Pretrained
 
 from .conftest import READING, REQUEST
 from .reading import SECTIONS, Page
@@ -116,6 +120,22 @@ def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tupl
     assert len(layers["log"]["epochs"]) == len(layers["log"]["layers"][0]["sigma"]) > 1
 
 
+def test_what_it_knows_without_labels_is_that_of_the_run(
+    pair: tuple[Path, dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    told = {Path(each["run"]).name: each["value"] for each in pair[1]["representation"]}
+    for key in ("byol", "byov"):
+        run = open_run(runs[key], READING)
+        assert isinstance(run, Pretrained)
+        embeddings, measures = run_measures(run, run.images.images, augmented=False)
+        found = told[runs[key].name]
+        assert found["images"] == 80
+        assert found["r_at_1"][0] == pytest.approx(recall_at_1(embeddings, run.labels).item())
+        assert set(found["r_auroc"]) == {MEASURES[name] for name in measures}
+        value = r_auroc(measures["negative_norm"], embeddings, run.labels).item()
+        assert found["r_auroc"]["−‖embedding‖"][0] == pytest.approx(value)
+
+
 def test_the_gallery_is_in_order(pair: tuple[Path, dict[str, Any]]) -> None:
     for each in pair[1]["gallery"]:
         value = each["value"]
@@ -146,7 +166,17 @@ def test_what_was_not_measured_says_which_command_measures_it(runs: dict[str, Pa
     out = tmp_path / "bare.html"
     report([runs["byov2"]], out, REQUEST, compute=False, cache=tmp_path / "cache")
     page = Page(out.read_text(encoding="utf-8"))
-    for section in ("numbers", "calibration", "ood", "pruning", "layers", "convergence", "gallery", "protocol"):
+    for section in (
+        "numbers",
+        "calibration",
+        "ood",
+        "pruning",
+        "layers",
+        "convergence",
+        "representation",
+        "gallery",
+        "protocol",
+    ):
         assert re.search(r"byov (report|evaluate|pretrain) .*makes it\.", page.text(section)), section
     assert "Nothing has been measured yet" in page.text("answer")
     assert "posterior.family" in page.text("config")

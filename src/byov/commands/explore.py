@@ -13,7 +13,10 @@ from byov.commands import options
 def command(
     runs: Annotated[list[Path], typer.Argument(help="Runs of byov pretrain or byov train: their folders.")],
     what: Annotated[
-        str, typer.Option(help="layers, convergence, noise, alignment, gallery, humans, several with commas, or all.")
+        str,
+        typer.Option(
+            help="layers, convergence, noise, alignment, gallery, humans, representation, several with commas, or all."
+        ),
     ] = "all",
     out: Annotated[Path, typer.Option(help="The folder for WHAT.json, WHAT.png and WHAT.svg.")] = Path("exploration"),
     force: options.Force = False,
@@ -26,15 +29,25 @@ def command(
         int, typer.Option(help="Look at this many test images; 0: at all.", rich_help_panel=options.DATA)
     ] = 2000,
     train_limit: options.TrainLimit = None,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            help="Foreign test images for representation: svhn, npz:FILE …",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
     root: options.Root = None,
     device: options.Device = "auto",
 ) -> None:
-    """Layer-wise σ and SNR, convergence over draws, variance under noise, alignment, certain images, people.
+    """Layer-wise σ and SNR, convergence over draws, variance under noise, alignment, images, people, representation.
 
     layers: σ and |μ|/σ of each layer over training. convergence: predictive mean and std against the number of draws.
     noise: variance after encoder, projector and predictor. alignment: the predictive std of the first two runs with a
     posterior, such as BYOV and a supervised one. gallery: the most and least certain images. humans: uncertainty
-    against people's votes (CIFAR-10H). all: those that apply to the runs.
+    against people's votes (CIFAR-10H). representation: whether the uncertainty of an embedding, told without labels,
+    knows that its nearest neighbour is of another class (R-AUROC) and that images are foreign (--ood). all: those that
+    apply to the runs.
 
     Example: byov explore runs/byov runs/supervised --what layers,alignment --out exploration
     """
@@ -50,7 +63,7 @@ def command(
     place = choose_device(device)
     reading = Reading(samples, seed=seed, limit=limit or None, train_limit=train_limit, root=root, device=place)
     with progress() as advance:
-        for item, found in explore_runs(runs, items, reading, bootstraps, out, what == "all", advance):
+        for item, found in explore_runs(runs, items, reading, bootstraps, out, what == "all", advance, ood):
             if isinstance(found, str):
                 show(f"{item} is left out: {found}")
             else:

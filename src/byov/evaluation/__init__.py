@@ -6,6 +6,7 @@ from byov.evaluation.gallery import Gallery, gallery
 from byov.evaluation.humans import HumanAgreement, human_agreement, human_entropy
 from byov.evaluation.layers import LayerHistory, layer_history
 from byov.evaluation.noise import NoiseVariance, noise_variance
+from byov.evaluation.representation import Representation, representation_uncertainty
 from byov.evaluation.rows import Row, evaluate
 from byov.evaluation.scores import scores
 from byov.evaluation.summary import summarise
@@ -23,6 +24,7 @@ __all__ = [
     "NoiseVariance",
     "Predictor",
     "Probed",
+    "Representation",
     "Row",
     "alignment",
     "convergence",
@@ -34,6 +36,7 @@ __all__ = [
     "layer_statistics",
     "noise_variance",
     "predictive_std",
+    "representation_uncertainty",
     "scores",
     "summarise",
 ]

@@ -12,15 +12,17 @@ import torch
 
 from byov.data import cifar10h
 from byov.data.augmentations import augment
+from byov.data.labelled import labelled
 from byov.evaluation.alignment import both_scales, predictive_std
 from byov.evaluation.convergence import convergence
 from byov.evaluation.gallery import gallery
 from byov.evaluation.humans import human_agreement
-from byov.evaluation.layers import layer_history
+from byov.evaluation.layers import layer_history, per_epoch
 from byov.evaluation.noise import noise_variance
+from byov.evaluation.retrieval import detection, retrieval, run_measures
 from byov.files import write_json
 from byov.runs import Reading, Run, open_run
-from byov.runs.run import versions
+from byov.runs.run import Pretrained, versions
 
 SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
 SEVERITY = 3
@@ -34,23 +36,24 @@ class Inapplicable(ValueError):
     """None of the runs has what an item is about."""
 
 
-def explore(item: str, runs: Sequence[Run], bootstraps: int = 50) -> Found:
+def explore(item: str, runs: Sequence[Run], bootstraps: int = 50, ood: str | None = None) -> Found:
     """Compute the numbers of an item for runs; raise `Inapplicable` where none of them has what it is about."""
     if runs[0].reading.samples < 2 or bootstraps < 2:
         raise ValueError("Exploration needs at least two draws and two bootstraps.")
     if (limit := runs[0].reading.limit) is not None and limit < LEAST_IMAGES:
         raise ValueError(f"Exploration needs at least {LEAST_IMAGES} images, not {limit}.")
-    return ITEMS[item](runs, bootstraps)
+    return ITEMS[item](runs, bootstraps, ood)
 
 
-def _layers(runs: Sequence[Run], bootstraps: int) -> Found:
-    found = {run.name: asdict(layer_history(run.header.folder)) for run in runs if run.q is not None and run.header}
+def _layers(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
+    drawn = [run for run in runs if run.q is not None and run.header is not None]
+    found = {run.name: asdict(per_epoch(layer_history(run.header.folder))) for run in drawn if run.header}
     if not found:
         raise Inapplicable("None of the runs has a posterior, whose layers could be shown.")
     return found
 
 
-def _convergence(runs: Sequence[Run], bootstraps: int) -> Found:
+def _convergence(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     drawn = [run for run in runs if run.posterior]
     if not drawn:
         raise Inapplicable("None of the runs has a posterior to draw from, which convergence needs.")
@@ -64,7 +67,7 @@ def _convergence(runs: Sequence[Run], bootstraps: int) -> Found:
     return found
 
 
-def _noise(runs: Sequence[Run], bootstraps: int) -> Found:
+def _noise(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     found = {}
     for run in runs:
         if run.kind == "pretrain" and run.q is not None:
@@ -76,7 +79,7 @@ def _noise(runs: Sequence[Run], bootstraps: int) -> Found:
     return found
 
 
-def _alignment(runs: Sequence[Run], bootstraps: int) -> Found:
+def _alignment(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     drawn = [run for run in runs if run.posterior]
     if len(drawn) < 2:
         raise Inapplicable("Alignment compares two runs with posteriors, such as BYOV and a supervised one: give both.")
@@ -88,7 +91,7 @@ def _alignment(runs: Sequence[Run], bootstraps: int) -> Found:
     return {"first": first.name, "second": second.name, "alignment": found}
 
 
-def _gallery(runs: Sequence[Run], bootstraps: int) -> Found:
+def _gallery(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     found = {}
     for run in runs:
         measure = "mutual information" if run.posterior else "entropy"
@@ -99,7 +102,7 @@ def _gallery(runs: Sequence[Run], bootstraps: int) -> Found:
     return found
 
 
-def _humans(runs: Sequence[Run], bootstraps: int) -> Found:
+def _humans(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     if any(run.data != "cifar10" for run in runs):
         raise Inapplicable("People's votes are at hand for CIFAR-10 only (CIFAR-10H), and not all runs are of it.")
     root = runs[0].reading.root
@@ -114,19 +117,46 @@ def _humans(runs: Sequence[Run], bootstraps: int) -> Found:
         if (drawn := run.under_draws) is not None:
             measures = ("entropy", "expected_entropy", "mutual_information")
             uncertainty |= {name: getattr(drawn, name) for name in measures} | {"std": predictive_std(drawn.std)}
+        if isinstance(run, Pretrained):
+            uncertainty |= run_measures(run, run.images.images)[1]
         probs, votes_here, seed = run.prediction.mean.cpu(), votes[run.places], run.reading.seed
         made = human_agreement(uncertainty, probs, run.labels, votes_here, 4 * bootstraps, seed)
         found[run.name] = asdict(made)
     return found
 
 
-ITEMS: dict[str, Callable[[Sequence[Run], int], Found]] = {
+def _representation(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
+    found: Found = {}
+    for run in runs:
+        if isinstance(run, Pretrained):
+            r, own = run.reading, run.images
+            sets = [own] if ood is None else [own, labelled(ood, "test", r.root, *run.shape, r.limit, r.seed)]
+            if own.name == sets[-1].name and ood is not None:
+                raise ValueError(f"{run.name} is read on {own.name} itself: --ood takes the name of other images.")
+            made = [run_measures(run, each.images) for each in sets]
+            readings = {
+                each.name: asdict(retrieval(measures, embeddings, each.labels, 4 * bootstraps, r.seed))
+                for each, (embeddings, measures) in zip(sets, made, strict=True)
+                if each.labels is not None
+            }
+            apart = {
+                each.name: detection(made[0][1], measures, 4 * bootstraps, r.seed)
+                for each, (_, measures) in zip(sets[1:], made[1:], strict=True)
+            }
+            found[run.name] = {"posterior": run.posterior, "data": readings, "ood": apart}
+    if not found:
+        raise Inapplicable("None of the runs is of byov pretrain, whose embeddings this is about.")
+    return found
+
+
+ITEMS: dict[str, Callable[[Sequence[Run], int, str | None], Found]] = {
     "layers": _layers,
     "convergence": _convergence,
     "noise": _noise,
     "alignment": _alignment,
     "gallery": _gallery,
     "humans": _humans,
+    "representation": _representation,
 }
 """The items by name; `byov.report.figures.EXPLORED` draws each."""
 
@@ -158,20 +188,25 @@ def explore_runs(
     out: Path,
     skip: bool = False,
     advance: Callable[[str, int, int], Any] | None = None,
+    ood: str | None = None,
 ) -> Iterator[tuple[str, Found | str]]:
     """Open runs, compute items, write each to OUT/ITEM.json, and give it; with `skip`, the reason it was left out."""
     names = [path.resolve().name if path.is_dir() else str(path) for path in paths]
     names = names if len(set(names)) == len(names) else [str(path) for path in paths]
     if len(set(names)) < len(names):
         raise ValueError("The same run is named twice.")
+    if ood is not None:
+        if "representation" not in items:
+            raise ValueError("--ood names the foreign images of --what representation.")
+        labelled(ood, "test", reading.root, limit=1)  # refused before anything is written
     runs = [open_run(path, reading, name) for path, name in zip(paths, names, strict=True)]
     kept = ("samples", "seed", "limit", "train_limit", "fit_samples")
-    settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps}
+    settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps, "ood": ood}
     for done, item in enumerate(items):
         if advance is not None:
             advance(item, done, len(items))
         try:
-            found: Found = json.loads(json.dumps(explore(item, runs, bootstraps), allow_nan=False))
+            found: Found = json.loads(json.dumps(explore(item, runs, bootstraps, ood), allow_nan=False))
         except Inapplicable as error:
             if not skip:
                 raise

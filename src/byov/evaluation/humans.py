@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from byov.evaluation.correlation import bootstrap_error, spearman
+from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.metrics.functional import ood_auroc
 
 MEASURES = {
@@ -17,6 +18,7 @@ MEASURES = {
     "expected_entropy": "expected entropy",
     "mutual_information": "mutual information",
     "std": "predictive std",
+    **WITHOUT_LABELS,
 }
 CONTESTED = 0.2
 """An image is contested where at least this share of people did not choose the most chosen class."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,6 +37,8 @@ class LayerHistory:
     sigma_max: list[list[float | None]]
     snr_mean: list[list[float | None]]
     snr_max: list[list[float | None]]
+    records: list[int] | None = None
+    """By point, how many records it aggregates; None where each is one record: the weights after one step."""
 
 
 def layer_history(run: Path) -> LayerHistory:
@@ -45,16 +50,52 @@ def layer_history(run: Path) -> LayerHistory:
     if not records:
         raise ValueError(f"{file} is empty: the run has not begun.")
     layers = list(records[0]["layers"])
-    columns = [
-        [[record["layers"][layer][1 + i] for record in records] for layer in layers] for i in range(len(QUANTITIES))
-    ]
+    columns: dict[str, Any] = {
+        quantity: [[record["layers"][layer][1 + i] for record in records] for layer in layers]
+        for i, quantity in enumerate(QUANTITIES)
+    }
     return LayerHistory(
         [record["step"] for record in records],
         [record["epoch"] for record in records],
         layers,
         [records[0]["layers"][layer][0] for layer in layers],
-        *columns,
+        **columns,
     )
+
+
+def per_epoch(history: LayerHistory) -> LayerHistory:
+    """Aggregate records by epoch: means of means, maxima of maxima (BYOV's footnote 5).
+
+    The start, before any step, is a point of its own. The paper aggregates every step of an epoch; here it is the steps
+    that were recorded, about 100 of a run. With more epochs than that a point is one step, and some epochs have none.
+    """
+    members: dict[int, list[int]] = {}
+    for i, epoch in enumerate(history.epochs):
+        members.setdefault(ceil(epoch), []).append(i)
+
+    def joined(quantity: str) -> list[list[float | None]]:
+        join = max if quantity.endswith("max") else fmean
+        rows = []
+        for values in getattr(history, quantity):
+            known = [[values[i] for i in group if values[i] is not None] for group in members.values()]
+            rows.append([join(group) if group else None for group in known])
+        return rows
+
+    columns: dict[str, Any] = {quantity: joined(quantity) for quantity in QUANTITIES}
+    steps, records = [history.steps[group[-1]] for group in members.values()], [len(g) for g in members.values()]
+    return replace(history, steps=steps, epochs=[float(epoch) for epoch in members], records=records, **columns)
+
+
+def aggregation(histories: Sequence[LayerHistory]) -> str:
+    """Say in one sentence what the points of `per_epoch` histories stand for."""
+    counts = [count for history in histories for count in (history.records or [1])[1:]] or [1]
+    least, most = min(counts), max(counts)
+    missing = any(len(h.epochs) - 1 < h.epochs[-1] for h in histories if h.epochs)
+    if most == 1:
+        told = "Each point is the weights after one step"
+        return f"{told}: the run recorded fewer steps than it has epochs." if missing else f"{told} of its epoch."
+    how_many = f"{most}" if least == most else f"{least} to {most}"
+    return f"Each point aggregates the {how_many} recorded steps of its epoch: means of means, maxima of maxima."
 
 
 @torch.no_grad()

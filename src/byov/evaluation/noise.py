@@ -10,13 +10,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.evaluation.correlation import spearman
+from byov.evaluation.stages import STAGES, stage_outputs
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction.resident import Resident
 from byov.prediction.result import Moments
+from byov.ssl.features import ImageOptions
 
 NOISE = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
-STAGES = ("encoder", "projector", "predictor")
 
 
 @dataclass(frozen=True)
@@ -99,21 +100,15 @@ def _moments(
     device = next(model.q.parameters()).device
     eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
     generator = Generator(device).manual_seed(stream(seed, 1))
-    shift, scale = (None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (mean, std))
+    parts = [getattr(model.net, stage) for stage in stages]
+    options: ImageOptions = {"batch_size": batch_size, "device": device, "mean": mean, "std": std}
     moments = [[Moments("regression") for _ in noise] for _ in stages]
     resident = Resident(model)
     with resident.installed():
         for _ in range(samples):
             resident.write(model.noise(generator))
             for level, strength in enumerate(noise):
-                outputs: list[list[Tensor]] = [[] for _ in stages]
-                for part, noisy in zip(images.split(batch_size), eps.split(batch_size), strict=True):
-                    x = (part.float() + strength * noisy).clamp_(0.0, 1.0).to(device)
-                    x = x if shift is None else x - shift
-                    x = x if scale is None else x / scale
-                    for out, stage in zip(outputs, stages, strict=True):
-                        x = getattr(model.net, stage)(x)
-                        out.append(x.float().flatten(1))
-                for row, out in zip(moments, outputs, strict=True):
-                    row[level].update(torch.cat(out)[None])
+                noisy = (images.float() + strength * eps).clamp_(0.0, 1.0)
+                for row, output in zip(moments, stage_outputs(parts, noisy, **options), strict=True):
+                    row[level].update(output[None])
     return moments

@@ -17,16 +17,18 @@ import torch
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
 from byov.evaluation.images import shifts_for, strength_note
+from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import Row, evaluate, plan
 from byov.evaluation.scores import conventions
 from byov.evaluation.summary import corruption_errors, summarise
 from byov.files import write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
+from byov.runs.run import Pretrained
 from byov.train.config import flatten
 
 KIND = "byov evaluate"
-FREE = {"model.name", "data.root", "conventions.ece_floor"}
+FREE = {"model.name", "data.root", "conventions.ece_floor", "conventions.representation"}
 """What may differ between two protocols: names of places, where the digests agree; and what a score that older files
 lack stands for."""
 
@@ -42,12 +44,15 @@ class Results:
         self.path, self.protocol = path, json.loads(json.dumps(protocol))
         self.rows: list[Row] = []
         self.seconds = 0.0
+        self.representation: dict[str, Any] | None = None
+        """R@1 and R-AUROC of a pretraining run; older files lack them."""
         if path.exists() and not force:
             before = read(path, "choose another --out, or add --force")
             changed = difference(before["protocol"], self.protocol)
             if changed:
                 raise FileExistsError(f"{path} holds results with {changed}: choose another --out, or add --force.")
             self.rows, self.seconds = before["rows"], before["environment"]["seconds"]
+            self.representation = before.get("representation")
 
     def write(self, rows: Sequence[Row], environment: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
         """Write the file with these rows and what they come to, in the place of the old one at once."""
@@ -66,6 +71,7 @@ class Results:
             "finished": finished,
             "rows": [asdict(row) for row in rows],
             "summary": summary,
+            **({} if self.representation is None else {"representation": self.representation}),
         }
         write_json(self.path, content)
 
@@ -113,7 +119,8 @@ def evaluate_run(
         following = next((name for name, severity in wanted if (name, severity) not in rows), row.shift)
         _tell(advance, f"evaluating {following.replace('_', ' ')}", len(rows), len(wanted))
 
-    if len(rows) == len(wanted):
+    unread = isinstance(run, Pretrained) and results.representation is None and len(run.images) > 1
+    if len(rows) == len(wanted) and not unread:
         if other is not None:
             save()  # a baseline may be new where no row is
         return results
@@ -122,7 +129,12 @@ def evaluate_run(
         environment["temperatures"] = run.predictor.probe.temperatures
     r, known = run.reading, results.rows
     options: dict[str, Any] = {"bins": bins, "seed": r.seed, "device": r.device, "known": known, "report": found}
-    evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
+    if len(rows) < len(wanted):
+        evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
+    if isinstance(run, Pretrained) and unread:
+        _tell(advance, "what it knows without labels", len(rows), len(wanted))
+        results.representation = without_labels(run)
+        save()
     return results
 
 

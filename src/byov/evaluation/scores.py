@@ -28,6 +28,8 @@ def conventions(bins: int) -> dict[str, str]:
         "entropy": "nats, of the mean probabilities (total); mutual_information: the epistemic part of it",
         "aurc": "by 1 - the largest probability",
         "ood": "shifted images are the positive class, against the clean ones",
+        "representation": "without labels, each with its error: R@1 of the embedding at μ by cosine; R-AUROC: by a "
+        "measure of uncertainty, images whose nearest neighbour has another class from the others",
         "shifts": "on images in [0, 1], before normalisation; not rounded to eight bits",
     }
 

@@ -19,6 +19,7 @@ from byov.metrics.corruption import (
     RelativeCorruptionError,
     RelativeMeanCorruptionError,
 )
+from byov.metrics.retrieval import RAUROC, RecallAt1
 from byov.metrics.scores import NLL, RMSE, Accuracy, Brier, BrierDecomposition, LogPredictiveDensity
 from byov.metrics.uncertainty import AURC, FPR95, OODAUROC, RiskCoverage
 
@@ -27,6 +28,7 @@ __all__ = [
     "FPR95",
     "NLL",
     "OODAUROC",
+    "RAUROC",
     "RMSE",
     "Accuracy",
     "AdaptiveCalibrationError",
@@ -37,6 +39,7 @@ __all__ = [
     "CorruptionError",
     "LogPredictiveDensity",
     "MeanCorruptionError",
+    "RecallAt1",
     "RelativeCorruptionError",
     "RelativeMeanCorruptionError",
     "ReliabilityDiagram",

@@ -19,6 +19,7 @@ from byov.evaluation.convergence import score_convergence
 from byov.evaluation.images import shifts_for
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
+from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import CLEAN, Row, evaluate, plan
 from byov.evaluation.scores import headline
 from byov.evaluation.summary import READINGS
@@ -27,6 +28,7 @@ from byov.prediction import Prediction
 from byov.report.figures import gallery_entries
 from byov.report.sources import ReportedRun, finite
 from byov.runs import CHECKPOINT, Reading, Run, open_run
+from byov.runs.run import Pretrained
 from byov.ssl.probe import ProbeSettings
 
 KIND = "byov report"
@@ -298,5 +300,6 @@ PARTS: dict[str, Callable[[Run, Request], Any]] = {
     "convergence": convergence,
     "pruning": pruning,
     "layers": lambda run, request: None if run.q is None else layer_quantiles(run.q),
+    "representation": lambda run, request: without_labels(run) if isinstance(run, Pretrained) else None,
 }
 """What is measured beside the rows of scores, and by what."""

@@ -10,6 +10,7 @@ import torch
 
 import byov
 from byov.evaluation.layers import layer_history
+from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.rows import CLEAN
 from byov.evaluation.summary import summarise
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
@@ -49,6 +50,7 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "layers": layers(groups),
         "convergence": _each(groups, "convergence"),
         "gallery": _each(groups, "gallery"),
+        "representation": representation(groups),
         "training": training(groups),
         "reproduced": sources.outcomes,
         "explored": explored(sources.explored),
@@ -154,6 +156,19 @@ def _each(groups: Sequence[Group], part: str) -> list[dict[str, Any]]:
     """Return a part of the first run of each group that has it."""
     having = [(i, [run for run in group.runs if part in run.parts]) for i, group in enumerate(groups)]
     return [{"group": i, "run": runs[0].name, "value": runs[0].parts[part]} for i, runs in having if runs]
+
+
+def representation(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return R@1 and R-AUROC by measure of each group's first run that has them: measured, or in a file of results."""
+    found = []
+    for i, group in enumerate(groups):
+        for run in group.runs:
+            value = run.parts.get("representation") or (run.evaluation or {}).get("representation")
+            if value:
+                told = {WITHOUT_LABELS.get(name, name): pair for name, pair in value["r_auroc"].items()}
+                found.append({"group": i, "run": run.name, "value": {**value, "r_auroc": told}})
+                break
+    return found
 
 
 def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.prediction import Prediction
 from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
+from byov.report.representation import representation_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,8 +142,9 @@ def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
 def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     """Draw the rank correlation by measure and model, and people's entropy against how sure each model is."""
 
-    made, [[bars, lines]] = canvas(9.0, 3.4, 1, 2, width_ratios=[1.25, 1])
     measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
+    more = 0.75 * max(0, len(measures) - 5)
+    made, [[bars, lines]] = canvas(9.0 + more, 3.4, 1, 2, width_ratios=[1.25 + more / 4, 1])
     width = 0.8 / len(found)
     for i, ((run, agreement), colour) in enumerate(zip(found.items(), COLOURS, strict=False)):
         there = [(k, *agreement.spearman[m]) for k, m in enumerate(measures) if m in agreement.spearman]
@@ -335,5 +337,6 @@ EXPLORED: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "alignment": _alignment,
     "gallery": _gallery,
     "humans": lambda result: humans_figure({run: HumanAgreement(**h) for run, h in result.items()}),
+    "representation": representation_figure,
 }
 """The figure of each item of `byov explore`, from the numbers in its file."""

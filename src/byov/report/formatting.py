@@ -18,6 +18,7 @@ MISSING = {
         "byov pretrain --set posterior.family=gaussian",
     ),
     "convergence": ("There is no run with a posterior that was read under draws", "byov report RUN --samples 30"),
+    "representation": ("No embeddings of a byov pretrain run have been read", "byov report RUN"),
     "gallery": ("No images have been read yet", "byov report RUN"),
     "training": ("There is no log of the training", "byov pretrain --run RUN"),
     "config": ("There is no run folder, whose checkpoint holds the recipe", "byov report RUN"),

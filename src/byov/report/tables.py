@@ -14,6 +14,7 @@ from torch import nn
 
 from byov.evaluation.predictions import Predictions
 from byov.evaluation.pruning import Prunable
+from byov.evaluation.representation import MEASURES
 from byov.evaluation.results import Results, read
 from byov.evaluation.rows import CLEAN
 from byov.evaluation.rows import Row as ScoreRow
@@ -73,6 +74,8 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
     yield Text(_caption(protocol))  # wrapped, unlike a line that holds a path
     if floor := _floor(results.rows[0], protocol["data"]["images"]):
         yield Text(floor)
+    if results.representation:
+        yield Text(_without_labels(results.representation))
     if started_anew(run.weights):
         yield Text(NO_NETWORK)
     for name, reason in protocol["left_out"].items():
@@ -146,6 +149,13 @@ def _floor(clean: ScoreRow, images: int) -> str:
     if not each:
         return ""
     return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}."
+
+
+def _without_labels(found: dict[str, Any]) -> str:
+    """Say how often the nearest neighbour is right, and how well each measure of uncertainty knows."""
+    r_at_1 = f"Without labels: R@1 {100 * found['r_at_1'][0]:.2f} %"
+    each = [f"{MEASURES[name]} {values[0]:.3f}" for name, values in found["r_auroc"].items() if values is not None]
+    return f"{r_at_1}; R-AUROC by {', '.join(each)}." if each else f"{r_at_1}."
 
 
 def regression(found: dict[str, Any], model: str) -> Iterator[RenderableType]:

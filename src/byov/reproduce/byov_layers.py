@@ -8,7 +8,7 @@ from math import log10
 from statistics import mean
 from typing import Any
 
-from byov.evaluation.layers import PARTS, LayerHistory, layer_history
+from byov.evaluation.layers import PARTS, LayerHistory, aggregation, layer_history, per_epoch
 from byov.report.figures import layers_figure
 from byov.reproduce.byov_runs import BETAS, PRIORS, byov_run, handed_in, own_beta
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
@@ -22,7 +22,7 @@ DECADES = "Decades: the mean over layers of |log₁₀ of the ratio|"
 def figure3(context: Context) -> Outcome:
     """Compare the records of a run for each prior by how far apart they end."""
     runs = handed_in(context) if context.runs else {PRIORS[prior]: byov_run(context, prior) for prior in PRIORS}
-    histories = {name: layer_history(run) for name, run in runs.items()}
+    histories = {name: per_epoch(layer_history(run)) for name, run in runs.items()}
     beta = None if context.runs else own_beta(context.scale)
     data: dict[str, Any] = {"beta_end": beta, "layers": {n: asdict(h) for n, h in histories.items()}}
     base, *others = histories
@@ -36,7 +36,8 @@ def figure3(context: Context) -> Outcome:
             Comparison(f"{other} from {base}: mean σ of a layer, in decades", sigma),
             Comparison(f"{other} from {base}: mean SNR of a layer, in decades", snr, verdict=near),
         ]
-    note = f"{DECADES} at the end of training. One seed; the paper shows lines and gives no numbers."
+    points = aggregation(list(histories.values()))
+    note = f"{DECADES} in the last epoch. {points} One seed; the paper shows lines and gives no numbers."
     return Outcome(data, comparisons, layers_figure(histories), note)
 
 
@@ -47,7 +48,7 @@ def figure6(context: Context) -> Outcome:
         runs = handed_in(context)
     else:
         runs = {f"β: 0 → {beta:g}": byov_run(context, beta=beta) for beta in BETAS[context.scale]}
-    histories = {name: layer_history(run) for name, run in runs.items()}
+    histories = {name: per_epoch(layer_history(run)) for name, run in runs.items()}
     data: dict[str, Any] = {"layers": {name: asdict(history) for name, history in histories.items()}}
     first, last = next(iter(histories)), next(reversed(histories))
     comparisons = []
@@ -61,7 +62,8 @@ def figure6(context: Context) -> Outcome:
                 snr = apart(histories[first], histories[last], "snr_mean", layers)
                 verdict = "a small change, as in the paper" if snr < 0.3 else "more than twofold"
                 comparisons.append(Comparison(f"mean SNR of the {words} layers, likewise", snr, verdict=verdict))
-    note = f"{DECADES} when training ends. One seed; the paper has lines."
+    points = aggregation(list(histories.values()))
+    note = f"{DECADES} in the last epoch. {points} One seed; the paper has lines."
     return Outcome(data, comparisons, layers_figure(histories, ("snr_mean", "snr_max")), note)
 
 

@@ -19,6 +19,7 @@ from byov.metrics.functional.corruption import (
     relative_corruption_error,
     relative_mean_corruption_error,
 )
+from byov.metrics.functional.retrieval import r_auroc, recall_at_1
 from byov.metrics.functional.scores import (
     BrierParts,
     accuracy,
@@ -59,6 +60,8 @@ __all__ = [
     "mutual_information",
     "nll",
     "ood_auroc",
+    "r_auroc",
+    "recall_at_1",
     "relative_corruption_error",
     "relative_mean_corruption_error",
     "reliability_diagram",

@@ -88,6 +88,21 @@ const FIGURES = {
       x: { label: what === "sigma" ? "σ" : "|μ|/σ", log: true }, y: { label: "", categories: names }, series: lines,
     };
   },
+  representation() {
+    const names = [...new Set(DATA.representation.flatMap((each) => Object.keys(each.value.r_auroc)))];
+    const lines = DATA.representation.map((each) => ({
+      label: label(each.group), colour: each.group, line: false,
+      points: Object.entries(each.value.r_auroc).filter(([, pair]) => pair).map(([name, [value, error]]) => ({
+        x: value, y: names.indexOf(name), left: value - error, right: value + error,
+        tip: [name, `R-AUROC ${number(value)} ± ${number(error)}`],
+      })),
+    }));
+    return {
+      title: "R-AUROC by measure of uncertainty",
+      describe: "By measure: the value and its standard error over images.",
+      x: { label: "R-AUROC" }, y: { label: "", categories: names }, series: lines,
+    };
+  },
   history(host) {
     const what = host.dataset.what, each = DATA.layers[Number(host.dataset.entry)];
     const lines = each.log.layers.map((layer, i) => ({

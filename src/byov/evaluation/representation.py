@@ -1,0 +1,199 @@
+"""What a network knows without any label: how far draws, or augmentations, move the embedding of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from byov.evaluation.stages import STAGES, chain, stage_outputs
+from byov.posterior.family import Noise
+from byov.posterior.module import BayesianModule, lock_of
+from byov.prediction.resident import Resident, evaluating
+from byov.prediction.result import Moments
+from byov.ssl.features import Encoder, ImageOptions, extract
+from byov.ssl.views import Views
+
+OVER = ("draws", "augmentations")
+MEASURES = {
+    **{f"spread_{stage}": f"spread, {stage}" for stage in STAGES},
+    **{f"variance_{stage}": f"variance, {stage}" for stage in STAGES},
+    **{f"augmented_spread_{stage}": f"augmented, {stage}" for stage in STAGES},
+    "negative_norm": "−‖embedding‖",
+}
+"""What `Representation.measures` may hold, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Representation:
+    """How uncertain the embedding e of each image is, told without labels; by stage for a student with its heads.
+
+    With e_s the output of a stage under draw (or augmentation) s of S, and u_s = e_s / ‖e_s‖:
+
+        spread   = 1 − ‖(1/S) Σ_s u_s‖          0 where all point the same way, 1 where they point anywhere
+        variance = (1/D) Σ_d Var_s(e_s,d)       the trace of the covariance, over the number of outputs
+
+    Attributes:
+        embeddings: (N, D), the encoder's at μ, of the images as they are.
+        spread: by stage, (N,).
+        variance: by stage, (N,).
+        over: "draws" or "augmentations".
+        draws: how many of them.
+    """
+
+    embeddings: Tensor
+    spread: dict[str, Tensor]
+    variance: dict[str, Tensor]
+    over: str
+    draws: int
+
+    @property
+    def norm(self) -> Tensor:
+        """The length (N,) of the embedding at μ, which is small where a network without a posterior is unsure."""
+        return self.embeddings.norm(dim=1)
+
+    @property
+    def trace(self) -> Tensor:
+        """The trace (N,) of the covariance of the encoder's embedding."""
+        return self.embeddings.shape[1] * self.variance["encoder"]
+
+    @property
+    def measures(self) -> dict[str, Tensor]:
+        """Every measure by its name in MEASURES, larger where less certain; without stages that nothing moves."""
+        if self.over == "draws":
+            found = {f"spread_{stage}": values for stage, values in self.spread.items()}
+            found |= {f"variance_{stage}": values for stage, values in self.variance.items()}
+        else:
+            found = {f"augmented_spread_{stage}": values for stage, values in self.spread.items()}
+        return {name: v for name, v in found.items() if bool((v > 0).any())} | {"negative_norm": -self.norm}
+
+
+@torch.no_grad()
+def representation_uncertainty(
+    model: nn.Module,
+    images: Tensor,
+    draws: int = 30,
+    generator: Generator | None = None,
+    *,
+    over: str = "draws",
+    views: Views | None = None,
+    **options: Unpack[ImageOptions],
+) -> Representation:
+    """Measure how uncertain the representation of each image is, without labels and without a probe.
+
+    Memory does not grow with the number of draws.
+
+    Args:
+        model: an encoder; a student with a projector and a predictor behind its `encoder`; or a BYOL or BYOV with a
+            `student` in it. Either may be a BayesianModule.
+        images: (N, C, H, W), uint8, or floats in [0, 1].
+        draws: how many posterior draws, each held over all images, or how many augmentations of each image.
+        generator: of the draws or the augmentations; torch's global one by default.
+        over: "draws" of a posterior, or "augmentations", for any network, at μ.
+        views: the augmentations, both pipelines in turn; by default the model's own, else BYOL's.
+        options: `ImageOptions`, among them the `mean` and `std` that images are standardised by.
+    """
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
+        raise ValueError(f"A spread needs at least two draws, not draws={draws!r}.")
+    if over not in OVER:
+        raise ValueError(f"A spread is over {' or '.join(OVER)}, not {over!r}.")
+    encoder = Encoder.of(model)
+    if over == "draws" and encoder.posterior is None:
+        raise ValueError("The network has no posterior to draw from; over='augmentations' moves its images instead.")
+    if options.get("device") is None:
+        options["device"] = encoder.device
+    parts = _parts(model, encoder)
+    moments = {stage: (Moments("regression"), Moments("regression")) for stage in parts}
+    with _weights(encoder, list(parts.values())) as write:
+        write(None)
+        (embeddings,) = stage_outputs([encoder.module], images, **options)
+        if over == "draws" and encoder.posterior is not None:
+            noise = encoder.posterior.noise
+            moved = _drawn(list(parts.values()), images, draws, lambda: write(noise(generator)), options)
+        else:
+            views = views or getattr(model, "views", None) or Views()
+            moved = _augmented(list(parts.values()), images, draws, generator, views, options)
+        for outputs in moved:
+            for (whole, unit), output in zip(moments.values(), outputs, strict=True):
+                whole.update(output[None])
+                unit.update(F.normalize(output, dim=1)[None])
+    spread = {stage: _spread(unit) for stage, (_, unit) in moments.items()}
+    variance = {stage: (whole.square / whole.count).mean(1) for stage, (whole, _) in moments.items()}
+    for values in (embeddings.sum(1), *spread.values(), *variance.values()):
+        if bad := int((~values.isfinite()).sum()):
+            raise ValueError(f"The network's outputs are not finite for {bad} of {len(values)} images.")
+    return Representation(embeddings, spread, variance, over, draws)
+
+
+def _parts(model: nn.Module, encoder: Encoder) -> dict[str, nn.Module]:
+    """Return the encoder and, of a student, the heads behind it, in the order in which they feed each other."""
+    student = getattr(model, "student", model)
+    student = student.net if isinstance(student, BayesianModule) else student
+    found: dict[str, nn.Module] = {"encoder": encoder.module}
+    for stage in STAGES[1:] if encoder.module is getattr(student, "encoder", None) else ():
+        head = getattr(student, stage, None)
+        if not isinstance(head, nn.Module):
+            break
+        found[stage] = head
+    return found
+
+
+@contextmanager
+def _weights(encoder: Encoder, parts: list[nn.Module]) -> Iterator[Callable[[list[Noise] | None], None]]:
+    """Put the parts into eval mode; give what writes a draw's weights into them, or those at μ."""
+    if encoder.posterior is None:
+        with lock_of(encoder.module), evaluating(nn.ModuleList(parts)):
+            yield lambda noise: None  # its weights are at μ
+    else:
+        resident = Resident(encoder.posterior)
+        with resident.installed():
+            yield resident.write
+
+
+def _drawn(
+    parts: list[nn.Module], images: Tensor, draws: int, draw: Callable[[], None], options: ImageOptions
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each stage's outputs under draw after draw."""
+    for _ in range(draws):
+        draw()
+        yield stage_outputs(parts, images, **options)
+
+
+def _augmented(
+    parts: list[nn.Module],
+    images: Tensor,
+    draws: int,
+    generator: Generator | None,
+    views: Views,
+    options: ImageOptions,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each stage's outputs of augmentation after augmentation, those of the two pipelines in turn."""
+    views = replace(views, mean=_numbers(options.get("mean")), std=_numbers(options.get("std")))
+    views.check(images)
+    options = {**options, "mean": None, "std": None}  # standardised last, by the views
+    for i in range(0, draws, 2):
+        widths: list[int] = []
+        outputs = chain(parts, widths)
+        batches = iter(views.draw(len(images), generator).split(options.get("batch_size", 512), dim=1))
+
+        def forward(batch: Tensor) -> Tensor:
+            pair = views.render(batch, next(batches).to(batch.device))  # noqa: B023
+            return torch.cat([outputs(view) for view in pair], dim=1)  # noqa: B023
+
+        both = extract(forward, images, **options).split(2 * widths, dim=1)
+        yield from (both[: len(parts)], both[len(parts) :])[: draws - i]
+
+
+def _numbers(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _spread(unit: Moments) -> Tensor:
+    """Compute 1 − ‖m‖ from the variance t of unit vectors, ‖m‖² = 1 − t, which loses no digits where it is small."""
+    total = (unit.square / unit.count).sum(1)
+    return total / (1 + (1 - total).clamp_min(0).sqrt())

@@ -1,0 +1,120 @@
+"""Whether what a network knows without labels is true: R@1 and R-AUROC of a run, by measure of uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from byov.evaluation.correlation import bootstrap_error
+from byov.evaluation.representation import representation_uncertainty
+from byov.metrics.functional.retrieval import auroc_of_errors, retrieval_errors
+from byov.posterior.random import stream
+from byov.runs.run import Pretrained
+from byov.ssl.probe import READ
+
+TENTHS = 10
+AUGMENTED = 3
+"""The stream of the augmentations; 0 to 2 are the probe's."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How often the nearest neighbour has an image's class, and how well uncertainty, told without labels, knows.
+
+    Attributes:
+        images: how many.
+        r_at_1: R@1 of the embedding at μ, and its standard error.
+        r_auroc: by measure of uncertainty, R-AUROC and a bootstrap error over images; None where all neighbours are
+            right, or all wrong.
+        curve: by measure, R@1 in each tenth of the images, from the surest to the least sure.
+    """
+
+    images: int
+    r_at_1: list[float]
+    r_auroc: dict[str, list[float] | None]
+    curve: dict[str, list[float]]
+
+
+def retrieval(
+    measures: Mapping[str, Tensor], embeddings: Tensor, labels: Tensor, bootstraps: int = 200, seed: int = 0
+) -> Retrieval:
+    """Compare measures of uncertainty (N,) with whether the nearest of N embeddings (N, D) has the image's class.
+
+    Args:
+        measures: by name, higher is less certain, such as `Representation.measures`.
+        embeddings: (N, D).
+        labels: (N,).
+        bootstraps: of the images, for the errors.
+        seed: of the bootstraps.
+    """
+    wrong = retrieval_errors(embeddings, labels.to(embeddings.device)).cpu()
+    right = 1 - wrong
+    share = float(right.mean())
+    r_auroc: dict[str, list[float] | None] = {}
+    curve = {}
+    for name, values in measures.items():
+        uncertainty = values.detach().double().cpu()
+        r_auroc[name] = _auroc_and_error(uncertainty, wrong, bootstraps, seed)
+        order = torch.sort(uncertainty, stable=True).indices
+        curve[name] = [float(part.mean()) for part in right[order].tensor_split(TENTHS) if len(part)]
+    return Retrieval(len(wrong), [share, sqrt(share * (1 - share) / len(wrong))], r_auroc, curve)
+
+
+def detection(
+    inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], bootstraps: int = 200, seed: int = 0
+) -> dict[str, list[float] | None]:
+    """Return by measure the AUROC of telling foreign images from known ones, and a bootstrap error over images."""
+    found = {}
+    for name in inside:
+        if name in outside:
+            known, foreign = (values[name].detach().double().cpu() for values in (inside, outside))
+            is_foreign = torch.cat([torch.zeros(len(known)), torch.ones(len(foreign))]).double()
+            found[name] = _auroc_and_error(torch.cat([known, foreign]), is_foreign, bootstraps, seed)
+    return found
+
+
+def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the embeddings (N, D) at μ and every measure of uncertainty of images (N, C, H, W) in uint8.
+
+    Over the draws of the run's reading, at least two, where it has a posterior; over as many augmentations if
+    `augmented`, or where there is none.
+    """
+    r = run.reading
+    found: dict[str, Tensor] = {}
+    streams = {"draws": READ} if run.posterior else {}
+    streams |= {"augmentations": AUGMENTED} if augmented or not run.posterior else {}
+    options: Any = {**run.probe_options, "batch_size": r.batch_size, "autocast": r.autocast}
+    for over, place in streams.items():
+        generator = Generator(r.device).manual_seed(stream(r.seed, place))
+        made = representation_uncertainty(run.module, images, max(2, r.samples), generator, over=over, **options)
+        found |= made.measures
+    return made.embeddings, found
+
+
+def without_labels(run: Pretrained) -> dict[str, Any]:
+    """Return what a file of results says of a pretraining run without labels: R@1, and R-AUROC by measure.
+
+    Measures are over draws, or over augmentations where there is no posterior. Each number stands with its error.
+    """
+    embeddings, measures = run_measures(run, run.images.images, augmented=False)
+    found = asdict(retrieval(measures, embeddings, run.labels, seed=run.reading.seed))
+    return {name: found[name] for name in ("images", "r_at_1", "r_auroc")}
+
+
+def _auroc_and_error(uncertainty: Tensor, wrong: Tensor, bootstraps: int, seed: int) -> list[float] | None:
+    """Return an AUROC with its bootstrap error; None where there is nothing to tell."""
+    pair = uncertainty.numpy(), wrong.numpy()
+    value = _auroc(*pair)
+    return None if np.isnan(value) else [value, bootstrap_error(_auroc, *pair, bootstraps, seed)]
+
+
+def _auroc(uncertainty: np.ndarray, wrong: np.ndarray) -> float:
+    if wrong.min() == wrong.max():
+        return float("nan")
+    return float(auroc_of_errors(torch.from_numpy(uncertainty), torch.from_numpy(wrong)))
