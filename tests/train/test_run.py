@@ -260,9 +260,9 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [0, 1500])
+@pytest.mark.parametrize("limit", [64, 1500])
 def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: Path, limit: int) -> None:
-    """A limit on the size of files stands in for it: at 0 nothing can be written, at 1,500 bytes the log can."""
+    """A limit on the size of files stands in for it: at 64 bytes the log does not grow, at 1,500 it does."""
     start(recipe("train.minutes=1e-9"), tmp_path / "run")
     file = tmp_path / "run" / "checkpoint.safetensors"
     before = file.read_bytes()
@@ -272,7 +272,7 @@ def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: P
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
-    name = "checkpoint.safetensors could not be written" if limit else "log.jsonl"
+    name = "checkpoint.safetensors could not be written" if limit > 1000 else "log.jsonl"
     assert name in done.stderr
     assert file.read_bytes() == before
     assert start(recipe(), tmp_path / "run", resume=True)
@@ -354,7 +354,7 @@ def test_two_processes_end_in_one_sentence(tmp_path: Path) -> None:
     """A setting that does not fit, a process that is killed, and one that alone is asked to stop."""
     _, error = launch(tmp_path / "odd", "train.batch=65", processes=2).communicate(timeout=300)
     assert error.count("train.batch=65 cannot be shared by 2 processes × 1 accumulated parts") == 1
-    assert 'Traceback (most recent call last):\n  File "<frozen runpy>' not in error.split("torch.distributed")[0]
+    assert error.index("cannot be shared") < error.index("Traceback")  # which is torchrun's
     kill = str(int(signal.SIGKILL))
     process = launch(tmp_path / "dies", "train.epochs=50", processes=2, BYOV_TEST_SIGNAL=kill)
     _, error = process.communicate(timeout=300)
