@@ -278,7 +278,6 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(
 ) -> None:
     run = tmp_path / "run"
     cases: list[tuple[list[str], str]] = [
-        (arguments(run, resume=True), "There is no checkpoint in"),
         (arguments(run, "train.epoch=3"), "train.epoch"),
         (arguments(run, "train.epochs=three"), "train.epochs is a whole number, not 'three'"),
         (arguments(run, "train.warmup=5"), "train.warmup=5 epochs do not fit into train.epochs=2"),

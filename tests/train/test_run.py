@@ -272,7 +272,7 @@ def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: P
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
-    name = "checkpoint.safetensors could not be written" if limit > 1000 else "log.jsonl"
+    name = "checkpoint.safetensors could not be written" if limit > 1000 else f"{tmp_path / 'run'}"
     assert name in done.stderr
     assert file.read_bytes() == before
     assert start(recipe(), tmp_path / "run", resume=True)

@@ -390,7 +390,6 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(
         (arguments(run, f"model.name=python:{here}:no_network"), "gives str, not a torch.nn.Module"),
         (arguments(run, f"data.name=npz:{tmp_path / 'bare.npz'}"), "has no labels: pretrain on it instead"),
         (arguments(run, "data.name=cifar10", f"data.root={tmp_path}"), "cifar10 is not in"),
-        (arguments(run, resume=True), "There is no checkpoint in"),
         (arguments(tmp_path / "file"), "is a file, and a run needs a folder"),
         (arguments(tmp_path / "file" / "run"), "file is a file, and a run needs a folder"),
         (["train", str(tmp_path / "none.toml"), "--run", str(run)], "There is no recipe at"),
