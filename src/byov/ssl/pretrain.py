@@ -20,8 +20,9 @@ from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
+from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import from_dict
+from byov.train.config import Count, Fraction, LogVariance, NonNegative, Share, Width, check, from_dict
 from byov.train.loop import Place, TrainConfig
 from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
@@ -35,8 +36,11 @@ class EncoderConfig:
     encoder: str = "vit-nano/4"
     """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
     pretrained: bool = False
-    hidden: int = 4096
-    outputs: int = 256
+    hidden: Width = 4096
+    outputs: Width = 256
+
+    def __post_init__(self) -> None:
+        check(self, "model")
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,13 @@ class GaussianConfig(ObjectiveConfig):
     """The posterior and its prior; a recipe's [posterior]. family = "none" is BYOL."""
 
     family: Literal["none", "gaussian"] = "gaussian"
-    relative: float = 0.05
+    relative: Share = 0.05
     """σ at the start, as a share of each layer's own scale (the root mean square of its weights)."""
-    log_var: float | None = None
+    log_var: LogVariance | None = None
     """Or ρ = log σ² at the start, the same for every weight, as in the paper (−10)."""
     coverage: Coverage = "all"
     prior: PriorName = "normal"
-    beta_end: float = 0.3
+    beta_end: NonNegative = 0.3
     kl_scale: Literal["dataset", "parameters", "none"] | float = "parameters"
 
     @property
@@ -62,11 +66,14 @@ class GaussianConfig(ObjectiveConfig):
 class SSLConfig:
     """The teacher; a recipe's [ssl]."""
 
-    tau_base: float = 0.99
-    tau_end: float = 1.0
+    tau_base: Fraction = 0.99
+    tau_end: Fraction = 1.0
     """Where τ's cosine ends; at `tau_base`, τ is constant."""
-    tau_batch: int | None = None
+    tau_batch: Count | None = None
     """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
+
+    def __post_init__(self) -> None:
+        check(self, "ssl")
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
     views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
+    views.check_channels(data.channels)
     factor = recipe.train.batch / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
     tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
     posterior = recipe.posterior
@@ -156,5 +164,5 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretra
     recipe = from_dict(Pretrain, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
     module = build(bare, like, 1, torch.device(device))
-    module.load_state_dict(state["module"])
+    checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe

@@ -17,6 +17,7 @@ from byov.models import create
 from byov.models.registry import resolve
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
 from byov.posterior.factor import Factor
+from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
 from byov.train.loop import Place, TrainConfig
@@ -61,6 +62,11 @@ class Penalised(nn.Module):
         self.net, self.kl_scale = net, number
         self.posterior, self.batch = posterior, batch
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of what the network takes."""
+        return next(self.net.parameters()).dtype
+
     def penalty(self, like: Tensor) -> Tensor:
         """Return what is added to the cross-entropy, or to another loss, but for β."""
         if self.posterior.penalty == "l2":
@@ -81,7 +87,7 @@ class Classifier(Penalised):
         self.augment = augment
 
     def forward(self, images: Tensor, labels: Tensor, uniforms: Tensor, weight: Tensor) -> Step:
-        logits = self.net(self.augment.render(images, uniforms))
+        logits = self.net(self.augment.render(images, uniforms).to(self.dtype))
         cross_entropy = F.cross_entropy(logits.float(), labels)
         penalty = self.penalty(cross_entropy)
         correct = (logits.argmax(1) == labels).float().mean()
@@ -223,5 +229,5 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     recipe = from_dict(Supervised, state["recipe"]["config"])
     classes = len(state["recipe"]["class_names"])
     module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
-    module.load_state_dict(state["module"])
+    checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe
