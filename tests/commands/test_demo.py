@@ -17,7 +17,7 @@ from byov.data import load
 from byov.data.augmentations import augment
 from byov.demo import SHIFTS, demo, readings, recipe, shift_table, under_shift
 from byov.evaluation.probing import probe_run
-from byov.metrics.functional import calibration_error
+from byov.metrics.functional import calibration_error, ood_auroc
 from byov.ssl.pretrain import restore, start
 
 
@@ -119,6 +119,8 @@ def test_the_table_of_shifts_fits_a_terminal_and_says_what_was_measured(tmp_path
     rows = under_shift({"BYOV": run})
     moved = augment(clean, "rotation", 4, torch.Generator().manual_seed(0))
     probabilities = run.result.probe.predict(moved).mean
+    known, foreign = (-torch.special.xlogy(p, p).sum(1) for p in (run.result.probe.predict(clean).mean, probabilities))
+    assert rows["BYOV, μ"]["rotation", "auroc"] == pytest.approx(float(ood_auroc(known, foreign)), abs=1e-3)
     assert rows["BYOV, μ"]["rotation", "ece"] == pytest.approx(
         float(calibration_error(probabilities, labels)), abs=1e-6
     )
