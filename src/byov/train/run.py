@@ -83,8 +83,10 @@ def execute(
     if note and fabric.is_global_zero:
         Console(stderr=True).print(note, markup=False, highlight=False)
     finished = loop.fit()
+    left_out = loop.batches.left_out()
     if fabric.is_global_zero:
-        Console(stderr=True).print(summary(loop, finished), markup=False, highlight=False)  # a path may hold brackets
+        told = "\n".join(filter(None, (left_out, summary(loop, finished))))
+        Console(stderr=True).print(told, markup=False, highlight=False)  # a path may hold brackets
     if alone and dist.is_available() and dist.is_initialized():
         # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
         dist.barrier()
