@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -20,7 +20,7 @@ from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs.run import NO_NETWORK, digest, started_anew
-from byov.train.tabular import Regressor, restore
+from byov.train.tabular import Regressor, held_out, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
@@ -82,9 +82,7 @@ def evaluate_run(
     """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
     check_out(out, force)
     module, recipe, like = restore(Path(name), device)
-    data = (recipe.data if root is None else replace(recipe.data, root=str(root))).table()
-    _, test = data.split(recipe.data.split)
-    X, y = data.X[test], data.y[test][:, None]
+    data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
     found: dict[str, Any] = {key: predicted(module, like, X, count, seed).scores(y) for key, count in readings.items()}
@@ -92,7 +90,7 @@ def evaluate_run(
     found["note"] = NO_NETWORK if started_anew(module.net) else ""
     found["protocol"] = {
         "model": {"name": name, "kind": "table", "digest": digest(module), "posterior": posterior},
-        "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(test)},
+        "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(y)},
         "samples": samples if posterior else None,
         "seed": seed,
         "device": device.type,
@@ -111,7 +109,10 @@ def predict_run(
         raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
     check_out(out, force)
     module, recipe, like = restore(Path(name), device)
-    found = predicted(module, like, features(data, like.channels, recipe.data.column), samples, seed)
+    X = features(data, like.channels, recipe.data.column, like.columns, like.target)
+    found = predicted(module, like, X, samples, seed)
+    if not found.std.isfinite().all():
+        raise ValueError(f"The predictions of {data} are not finite for some of the rows.")
     columns = (found.mean[:, 0].tolist(), found.std[:, 0].tolist(), found.spread[:, 0].tolist())
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
