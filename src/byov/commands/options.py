@@ -42,4 +42,8 @@ Seed = Annotated[int, typer.Option(help="The seed of everything random.", rich_h
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MACHINE)]
 BatchSize = Annotated[int, typer.Option(help="Images at a time. It changes no result.", rich_help_panel=MACHINE)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.", rich_help_panel=OUTPUT)]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code that the run's recipe names.", rich_help_panel=MACHINE),
+]
 Severities = Annotated[str, typer.Option(help="Severities of the shifts, such as 1-5 or 1,3,5.", rich_help_panel=DATA)]

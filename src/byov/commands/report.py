@@ -35,6 +35,7 @@ def command(
         bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
     ] = True,
     renew: Annotated[bool, typer.Option("--renew", help="Measure again what was kept.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Import the code that a run's recipe names.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """One HTML file about one or several runs: is it better calibrated, where does it fail, what does it not know?
@@ -60,7 +61,7 @@ def command(
     if limit < 0:
         raise ValueError(f"--limit is a number of images, or 0 for all, not {limit}.")
     place = choose_device(device)
-    reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place)
+    reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place, trust=trust)
     request = Request(reading, shift, parse_severities(severities))
     with progress() as advance:
         tree = report(runs, out, request, compute, renew, cache, title, advance=advance)

@@ -27,6 +27,7 @@ def command(
         list[Path] | None,
         typer.Option(help="A run to look at, in the place of one that would be trained; may be repeated."),
     ] = None,
+    trust: options.Trust = False,
     minutes: Annotated[
         float | None,
         typer.Option(help="Begin no new work after this long; the same command goes on.", show_default=False),
@@ -63,7 +64,7 @@ def command(
         if not path.exists():
             raise FileNotFoundError(f"There is no run at {path}.")
     given, place_of_data = tuple(run or []), None if data_root is None else str(data_root)
-    common = Context(out, size, seed, str(place), place_of_data, given)  # type: ignore[arg-type]
+    common = Context(out, size, seed, str(place), place_of_data, given, trust=trust)  # type: ignore[arg-type]
     if minutes is not None:
         common = replace(common, deadline=monotonic() + 60 * minutes)
     contexts = {name: replace(common, out=out / name) for name in chosen}

@@ -33,7 +33,7 @@ KIND = "byov report"
 FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 """The shifts of a report, unless others are requested: those of the demo."""
 SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", "device", "batch_size")
+KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", "device", "batch_size", "trust")
 """What a cached part always names of its reading, as older files do, and never; other settings only if unusual."""
 CHOSEN = ("shift", "shifts", "severities", "left_out", "conventions")
 """What two protocols may differ in whose rows are the same where both have them."""

@@ -69,6 +69,8 @@ class Context:
     """The user's own runs, to be read in the place of those that the experiment would train."""
     changes: tuple[str, ...] = ()
     """Settings on top of every recipe that is trained, such as "train.epochs=5"."""
+    trust: bool = False
+    """Import the code that the recipes of those runs name."""
     deadline: float | None = None
     """Begin no new work after this `time.monotonic()`."""
     partial: bool = False

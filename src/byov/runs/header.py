@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from byov.train import checkpoint
+from byov.train.config import flatten
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -40,6 +41,14 @@ class Header:
     @property
     def finished(self) -> bool:
         return self.step >= self.total
+
+    def trusted(self, trust: bool) -> Header:
+        """Return the header; without trust, refuse a recipe that names code to import: it may be somebody else's."""
+        for key, value in flatten(self.config).items():
+            if isinstance(value, str) and value.startswith("python:") and not trust:
+                named = f"{self.file} names code to import, {key} = {value}"
+                raise ValueError(f"{named}: add --trust (in Python trust=True) if you know whose it is.")
+        return self
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Read the objects of a file beside the checkpoint; see `read_lines`."""

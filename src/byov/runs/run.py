@@ -63,6 +63,8 @@ class Reading:
     channels: int | None = None
     normalise: bool = False
     """For a network of one's own: standardise the images by the training split's moments."""
+    trust: bool = False
+    """Import the module that a checkpoint's recipe names, `python:module:function`. It runs whatever is in there."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -339,11 +341,14 @@ KINDS: dict[str, type[Pretrained] | type[Trained]] = {"pretrain": Pretrained, "t
 
 
 def open_run(path: str | Path, reading: Reading | None = None, name: str | None = None) -> Run:
-    """Open a run's folder, its checkpoint, or `python:module:function` that returns a network."""
+    """Open a run's folder, its checkpoint, or `python:module:function` that returns a network.
+
+    Opening a run imports nothing that its files name, unless the reading says `trust`.
+    """
     reading = reading or Reading()
     if str(path).startswith("python:"):
         return Network(name or str(path), reading, _call_entry(str(path), reading.seed))
-    header = read_header(path, tuple(KINDS))
+    header = read_header(path, tuple(KINDS)).trusted(reading.trust)
     return KINDS[header.kind](name or str(path), reading, header)
 
 
