@@ -125,7 +125,7 @@ def test_a_command_imports_nothing_of_a_run_unasked(
 
 def test_python_says_trust_too(made: Made, imported: Callable[[], bool]) -> None:
     runs, _, _ = made
-    with pytest.raises(ValueError, match="model.name = python:theirs:network: add --trust"):
+    with pytest.raises(ValueError, match=r"model\.name = python:theirs:network: add --trust"):
         open_run(runs["train"])
     assert not imported()
     assert open_run(runs["train"], Reading(trust=True)).kind == "train"
