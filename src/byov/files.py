@@ -1,4 +1,4 @@
-"""Files of results: written whole or not at all, and never over what is there unasked."""
+"""Files of results: written whole or not at all, never over what is there unasked, and read with suspicion."""
 
 from __future__ import annotations
 
@@ -51,4 +51,57 @@ def write_json(path: Path, content: Any) -> None:
     """Write `content` whole or not at all."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as fresh:
-        fresh.write_text(text, encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+
+
+LEVELS = 40
+"""Of dicts and lists in each other: our files have fewer than ten."""
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, which may be anybody's."""
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file of results at {path}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is not a JSON file.") from None
+    except RecursionError:
+        content = None
+    level = [content]
+    for _ in range(LEVELS):
+        below = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [child for children in below for child in children]
+    if level or content is None:
+        raise ValueError(f"{path} is nothing that byov writes: it is empty, or its JSON is nested too deeply.")
+    return content
+
+
+REAL = (int, float)
+
+
+def misfit(tree: Any, pattern: Any, where: str = "") -> str:
+    """Return where a tree is not of a pattern, such as "protocol.bins is a list"; empty if it is nowhere.
+
+    A pattern is a type, a tuple of types, a list that holds the pattern of its items, or a dict that holds those of
+    some keys; "key?" may be absent or None, and "*" stands for all keys.
+    """
+    kind = type(pattern) if isinstance(pattern, dict | list) else pattern
+    if not isinstance(tree, kind) or (isinstance(tree, bool) and kind is not bool):
+        return f"{where or 'the whole'} is {_called(tree)}"
+    parts: list[tuple[str, Any, Any]] = []
+    node: Any = tree
+    if isinstance(pattern, list):
+        parts = [(str(i), item, below) for i, item in enumerate(node) for below in pattern]
+    elif isinstance(pattern, dict):
+        keys = dict.fromkeys(node, pattern["*"]) if "*" in pattern else pattern
+        named = [(key.removesuffix("?"), key.endswith("?"), below) for key, below in keys.items()]
+        parts = [(name, node.get(name), below) for name, may, below in named if not (may and node.get(name) is None)]
+    wrong = (misfit(item, below, f"{where}.{name}" if where else name) for name, item, below in parts)
+    return next(filter(None, wrong), "")
+
+
+def _called(tree: Any) -> str:
+    """Return what a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", type(None): "absent"}
+    return names.get(type(tree)) or json.dumps(tree)

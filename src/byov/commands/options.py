@@ -38,7 +38,7 @@ Temper = Annotated[
 Strategy = Annotated[
     str, typer.Option(help="How to make draws: loop, vmap or auto. A probe knows loop.", rich_help_panel=DRAWS)
 ]
-Seed = Annotated[int, typer.Option(help="The seed of everything random.", rich_help_panel=DRAWS)]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of everything random.", rich_help_panel=DRAWS)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MACHINE)]
 BatchSize = Annotated[int, typer.Option(help="Images at a time. It changes no result.", rich_help_panel=MACHINE)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.", rich_help_panel=OUTPUT)]

@@ -66,6 +66,8 @@ def command(
     given, place_of_data = tuple(run or []), None if data_root is None else str(data_root)
     common = Context(out, size, seed, str(place), place_of_data, given, trust=trust)  # type: ignore[arg-type]
     if minutes is not None:
+        if not minutes > 0:
+            raise ValueError(f"--minutes is above 0, not {minutes}.")
         common = replace(common, deadline=monotonic() + 60 * minutes)
     contexts = {name: replace(common, out=out / name) for name in chosen}
     for name, context in contexts.items():

@@ -79,11 +79,11 @@ def as_script(tree: dict[str, Any]) -> str:
 
 def write(out: Path, html: str) -> None:
     """Write the page, whole or not at all; refuse one that is too large."""
-    size = len(html.encode())
-    if size > LIMIT:
-        raise ValueError(f"The page would take {size:,} bytes, over {LIMIT:,}: name fewer runs.")
+    content = html.encode(errors="backslashreplace")  # names of files need not be UTF-8
+    if len(content) > LIMIT:
+        raise ValueError(f"The page would take {len(content):,} bytes, over {LIMIT:,}: name fewer runs.")
     with replacing(out) as fresh:
-        fresh.write_text(html, encoding="utf-8")
+        fresh.write_bytes(content)
 
 
 def _asset(name: str) -> str:

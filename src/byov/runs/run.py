@@ -102,7 +102,9 @@ class Run:
         self.name, self.reading, self.header = name, reading, header
         channels, size = (reading.channels, reading.image_size) if header is None else header.about["shape"]
         if header is not None and (reading.channels not in (None, channels) or reading.image_size not in (None, size)):
-            raise ValueError(f"The run takes images of {channels} channels and {size} pixels.")
+            raise ValueError(
+                f"The run takes images of {channels} channels and {size} pixels: leave out --channels and --image-size."
+            )
         self.shape: tuple[int | None, int | None] = (channels, size)
         self.data: str | None = reading.data
 
