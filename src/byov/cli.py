@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from byov.train import Diverged
+from byov.train import Diverged, Stopped
 
 VERBS = [
     "demo",
@@ -53,13 +54,25 @@ def main() -> None:
     except Diverged as error:
         _tell(error)
         sys.exit(1)
+    except Stopped as stop:
+        if _first():
+            Console(stderr=True).print(str(stop), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(0)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)
 
 
+def _first() -> bool:
+    """Say if this is the first of the processes of a run, which speaks for all, or the only one."""
+    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")  # by torchrun; Slurm, Fabric
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
 def _tell(error: Exception) -> None:
     """The sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
+    if not _first():
+        return
     sentence = str(error)
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."

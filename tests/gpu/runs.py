@@ -20,7 +20,8 @@ from torch import Tensor
 from byov.ssl.pretrain import Pretrain, PretrainTask
 from byov.train import checkpoint
 from byov.train.config import load_config, value_of
-from byov.train.loop import Loop, make_fabric
+from byov.train.fabric import make_fabric
+from byov.train.loop import Loop
 from byov.train.supervised import Supervised, SupervisedTask
 
 from .compare import gradients

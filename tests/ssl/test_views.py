@@ -2,6 +2,7 @@
 
 import math
 from itertools import permutations
+from math import inf, nan
 
 import pytest
 import torch
@@ -210,13 +211,16 @@ def test_gpu_and_cpu_agree(size: int) -> None:
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        ({"flip": 1.5}, "flip is a probability"),
+        ({"flip": 1.5}, "View.flip is a number from 0 to 1, not 1.5"),
         ({"area": (0.5, 0.1)}, "area is a range"),
         ({"area": (0.0, 1.0)}, "area is a range"),
-        ({"aspect": (-1.0, 1.0)}, "aspect is a range"),
-        ({"sigma": (0.0, 1.0)}, "sigma is a range"),
-        ({"hue": 0.7}, "hue is a strength"),
-        ({"contrast": -0.1}, "contrast is a strength"),
+        ({"aspect": (-1.0, 1.0)}, r"View\.aspect\[0\] is a number above 0"),
+        ({"aspect": (inf, inf)}, r"View\.aspect\[0\] is a number above 0 and at most 1,000, not inf"),
+        ({"sigma": (0.0, 1.0)}, r"View\.sigma\[0\] is a number above 0"),
+        ({"sigma": (2.0, 1.0)}, "sigma is a range"),
+        ({"threshold": nan}, "View.threshold is a number, not nan"),
+        ({"hue": 0.7}, "View.hue is a number from 0 to 0.5, not 0.7"),
+        ({"contrast": -0.1}, "View.contrast is a number from 0 to 1"),
     ],
 )
 def test_bad_settings(bad: dict, sentence: str) -> None:

@@ -19,8 +19,9 @@ from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
+from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import from_dict
+from byov.train.config import Count, Fraction, LogVariance, Width, check, from_dict
 from byov.train.loop import Place, TrainConfig
 from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
@@ -34,8 +35,11 @@ class EncoderConfig:
     encoder: str = "vit-nano/4"
     """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
     pretrained: bool = False
-    hidden: int = 4096
-    outputs: int = 256
+    hidden: Width = 4096
+    outputs: Width = 256
+
+    def __post_init__(self) -> None:
+        check(self, "model")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class GaussianConfig(ObjectiveConfig):
     """The posterior and its prior; a recipe's [posterior]. family = "none" is BYOL."""
 
     family: Literal["none", "gaussian"] = "gaussian"
-    log_var: float = -10.0
+    log_var: LogVariance = -10.0
     coverage: Coverage = "all"
     prior: PriorName = "normal"
 
@@ -52,11 +56,14 @@ class GaussianConfig(ObjectiveConfig):
 class SSLConfig:
     """The teacher; a recipe's [ssl]."""
 
-    tau_base: float = 0.99
-    tau_end: float = 1.0
+    tau_base: Fraction = 0.99
+    tau_end: Fraction = 1.0
     """Where τ's cosine ends; at `tau_base`, τ is constant."""
-    tau_batch: int | None = None
+    tau_batch: Count | None = None
     """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
+
+    def __post_init__(self) -> None:
+        check(self, "ssl")
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
     views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
+    views.check_channels(data.channels)
     factor = recipe.train.batch / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
     tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
     posterior = recipe.posterior
@@ -131,5 +139,5 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretra
     recipe = from_dict(Pretrain, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint
     module = build(bare, like, 1, torch.device(device))
-    module.load_state_dict(state["module"])
+    checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe

@@ -16,16 +16,18 @@ at 224 pixels.
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from byov.data import transforms
+from byov.train.config import Count, Fraction, Positive, Range, check
 
 TRIES = 10  # crops proposed before the whole image is taken, as in torchvision and TensorFlow
 OPERATIONS = 4  # brightness, contrast, saturation, hue
 UNIFORMS = 2 * TRIES + 2 + 1 + 1 + 2 * OPERATIONS + 1 + 2 + 1
+_Side = Annotated[float, Range(0, 1000, above=True)]
 NEVER = 2.0  # a solarisation threshold that no pixel reaches
 
 
@@ -33,32 +35,26 @@ NEVER = 2.0  # a solarisation threshold that no pixel reaches
 class View:
     """One pipeline: probabilities and ranges. The defaults are BYOL's first view."""
 
-    area: tuple[float, float] = (0.08, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    jitter: float = 0.8
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.2
-    hue: float = 0.1
-    grayscale: float = 0.2
-    blur: float = 1.0
-    sigma: tuple[float, float] = (0.1, 2.0)
-    solarize: float = 0.0
+    area: tuple[Fraction, Fraction] = (0.08, 1.0)
+    aspect: tuple[_Side, _Side] = (3 / 4, 4 / 3)
+    flip: Fraction = 0.5
+    jitter: Fraction = 0.8
+    brightness: Fraction = 0.4
+    contrast: Fraction = 0.4
+    saturation: Fraction = 0.2
+    hue: Annotated[float, Range(0, 0.5)] = 0.1
+    grayscale: Fraction = 0.2
+    blur: Fraction = 1.0
+    sigma: tuple[_Side, _Side] = (0.1, 2.0)
+    solarize: Fraction = 0.0
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        probabilities = dict.fromkeys(("flip", "jitter", "grayscale", "blur", "solarize"), (1, "a probability"))
-        strengths = dict.fromkeys(("brightness", "contrast", "saturation"), (1, "a strength from 0 to 1"))
-        for name, (most, kind) in {**probabilities, **strengths, "hue": (0.5, "a strength from 0 to 0.5")}.items():
-            if not 0.0 <= getattr(self, name) <= most:
-                raise ValueError(f"View.{name} is {kind}, not {getattr(self, name)}.")
-        if not 0.0 < self.area[0] <= self.area[1] <= 1.0:
-            raise ValueError(f"View.area is a range of fractions of the image, not {self.area}.")
-        for name in ("aspect", "sigma"):
+        check(self, "View")
+        for name in ("area", "aspect", "sigma"):
             low, high = getattr(self, name)
             if not 0.0 < low <= high:
-                raise ValueError(f"View.{name} is a range of positive numbers, not {(low, high)}.")
+                raise ValueError(f"View.{name} is a range, its first number above 0, not {(low, high)}.")
 
 
 class Parameters(NamedTuple):
@@ -157,10 +153,13 @@ class Views:
 
     first: View = field(default_factory=View)
     second: View = field(default_factory=lambda: View(blur=0.1, solarize=0.2))
-    size: int | None = None
+    size: Count | None = None
     """Side of the views in pixels; None keeps the images' own."""
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check(self, "views")
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Make two views of images (N, C, H, W), uint8 or floats in [0, 1], one or three channels."""
@@ -171,11 +170,15 @@ class Views:
         """Raise a ValueError unless views can be made of these images."""
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"Views are made of images (N, 1 or 3, H, W), not {tuple(images.shape)}.")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) != images.shape[1]:
-                raise ValueError(f"Views.{name} has {len(values)} numbers for images of {images.shape[1]} channels.")
+        self.check_channels(images.shape[1])
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"Views are made of uint8 or floating-point images, not {images.dtype}.")
+
+    def check_channels(self, channels: int) -> None:
+        """Raise a ValueError unless there are as many means and standard deviations as channels."""
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != channels:
+                raise ValueError(f"views.{name} has {len(values)} numbers for images of {channels} channels.")
 
     def draw(
         self, images: int, generator: torch.Generator | None = None, device: torch.device | str | None = None

@@ -1,23 +1,57 @@
 """Recipes: frozen dataclasses, nested, from TOML files and `key=value` overrides, and back to plain dicts.
 
 A field's declared type decides how its value is read: bool, int, float, str, tuples, `Literal`, unions (so `X | None`)
-and other dataclasses. TOML has no null: in a file or an override `none` is None where the type allows it. A file may
-say `base = "other.toml"`, relative to itself, and then holds only what differs.
+and other dataclasses. It also says what a number may be: `Annotated[float, Range(0)]`; without a `Range` a float is
+finite and an int has 64 bits. TOML has no null: in a file or an override `none` is None where the type allows it. A
+file may say `base = "other.toml"`, relative to itself, and then holds only what differs.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from os import PathLike
 from pathlib import Path
+from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be: from `low`, or with `above` more than that, to `high`."""
+
+    low: float
+    high: float = 1e38
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        if self.above:
+            return f"above {self.low:,}" + (f" and at most {self.high:,}" if self.high < 1e38 else "")
+        return f"from {self.low:,} to {self.high:,}" if self.high < 1e38 else f"of at least {self.low:,}"
+
+
+Count = Annotated[int, Range(1, 10**9)]
+Width = Annotated[int, Range(1, 10**6)]
+"""Of a layer."""
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+LogVariance = Annotated[float, Range(-100_000, 80)]
+Sigma = Annotated[float, Range(0, 10**18)]
+"""Beyond either a variance is no float32."""
+
+_UNSAID: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
 
 
 class _Text(str):
@@ -67,6 +101,18 @@ def to_dict(config: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(config, field.name)) for field in _fields(type(config))}
 
 
+def check(config: Any, name: str) -> None:
+    """Refuse a config that was made in Python with what its types do not allow; for its `__post_init__`.
+
+    `name` is that of its table in a recipe, for the sentence.
+    """
+    cls: Any = type(config)
+    for field in _fields(cls):
+        value = getattr(config, field.name)
+        if not is_dataclass(value):
+            _value(_types(cls)[field.name], value, f"{name}.{field.name}", toml=False)
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_dict(value)
@@ -98,6 +144,8 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}.") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply for a recipe.") from None
     base = values.pop("base", None)
     if base is None:
         return values
@@ -106,12 +154,16 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     return _merge(_read(path.parent / base, (*seen, resolved)), values)
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Lay `above` over `below`, table by table; neither is changed."""
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        old = merged.get(key, "none")
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value, f"{where}{key}.")
+        elif isinstance(value, Mapping) and str(old).lower() != "none":  # which would hide what is wrong below
+            raise ValueError(f"{where}{key} is a table, not {_SHORT.repr(old)}.")
+        merged[key] = value
     return merged
 
 
@@ -120,7 +172,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 @cache
 def _types(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return get_type_hints(cls, include_extras=True)
 
 
 def _fields(cls: type) -> list[Field[Any]]:
@@ -154,6 +206,9 @@ def _describe(kind: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
     if kind in names:
         return names[kind]
+    if get_origin(kind) is Annotated:
+        base, range_ = get_args(kind)
+        return f"{names[base]} {range_}"
     if get_origin(kind) is Literal:
         return " or ".join(repr(option) for option in get_args(kind))
     if _is_tuple(kind):
@@ -171,7 +226,7 @@ def _build(cls: Any, values: Any, where: str, toml: bool) -> Any:
     """Build a dataclass from a table; `toml` says that it was read from TOML, where `none` stands for None."""
     names = _names(cls)
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'A recipe'} is a table with {', '.join(names)}, not {values!r}.")
+        raise ValueError(f"{where or 'A recipe'} is a table with {', '.join(names)}, not {_SHORT.repr(values)}.")
     prefix = f"{where}." if where else ""
     for key in values:
         if key not in names:
@@ -185,7 +240,10 @@ def _build(cls: Any, values: Any, where: str, toml: bool) -> Any:
             chosen[field.name] = _value(kind, values[field.name], prefix + field.name, toml)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"The recipe lacks {prefix + field.name}, {_describe(kind)}.")
-    return cls(**chosen)
+    try:
+        return cls(**chosen)
+    except ValueError as error:  # which names a field by the class where that may stand in several tables
+        raise ValueError(str(error).replace(f"{cls.__name__}.", prefix)) from None
 
 
 def _value(kind: Any, value: Any, where: str, toml: bool) -> Any:
@@ -196,12 +254,12 @@ def _value(kind: Any, value: Any, where: str, toml: bool) -> Any:
         found = _of_union(_members(kind), value, where, toml)
     elif _is_tuple(kind):
         found = _tuple(kind, value, where, toml)
-    elif kind in (bool, int, float, str, NoneType) or get_origin(kind) is Literal:
+    elif kind in (bool, int, float, str, NoneType) or get_origin(kind) in (Literal, Annotated):
         found = _scalar(kind, value, toml)
     else:
         raise TypeError(f"{where} is declared as {kind}, which a recipe cannot hold.")
     if not found:
-        raise ValueError(f"{where} is {_describe(kind)}, not {value!r}.")
+        raise ValueError(f"{where} is {_describe(kind)}, not {_SHORT.repr(value)}.")
     return found[0]
 
 
@@ -213,14 +271,16 @@ def _scalar(kind: Any, value: Any, toml: bool) -> list[Any]:
         return [option for option in get_args(kind) if type(option) is type(value) and option == value]
     if kind is NoneType:
         return [None] if value is None or (toml and isinstance(value, str) and value.lower() == "none") else []
-    if not isinstance(value, _Text):
-        return [kind(value)] if type(value) is kind or (kind is float and type(value) is int) else []
-    if kind is bool:
+    if kind is bool and isinstance(value, _Text):
         return [value.lower() == "true"] if value.lower() in ("true", "false") else []
-    try:
-        return [kind(value)]
-    except ValueError:
+    kind, allowed = get_args(kind) if get_origin(kind) is Annotated else (kind, _UNSAID.get(kind))
+    if not isinstance(value, _Text) and type(value) is not kind and not (kind is float and type(value) is int):
         return []
+    try:
+        found = kind(value)
+    except (ValueError, OverflowError):
+        return []
+    return [found] if allowed is None or found in allowed else []
 
 
 def _tuple(kind: Any, value: Any, where: str, toml: bool) -> list[Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -36,6 +39,10 @@ def layers_due(step: int, total: int) -> bool:
     return step % layer_interval(total) == 0 or step == total
 
 
+_START = b'{"step"'
+"""How every log begins."""
+
+
 class Journal:
     """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
 
@@ -46,7 +53,7 @@ class Journal:
         self.run, self.step, self.total = run, step, total
         self.steps_per_epoch, self.active = steps_per_epoch, active
         self.alarmed: set[str] = set()
-        self.layer_file: TextIO | None = None
+        self.layer_file: BinaryIO | None = None
 
     def __enter__(self) -> Journal:
         if not self.active:
@@ -54,7 +61,8 @@ class Journal:
         self.run.mkdir(parents=True, exist_ok=True)
         for name in ("log.jsonl", "layers.jsonl"):
             _cut(self.run / name, self.step)
-        self.file = (self.run / "log.jsonl").open("a", buffering=1)
+        self.file = (self.run / "log.jsonl").open("ab", buffering=0)
+        self._hook, threading.excepthook = threading.excepthook, self._of_board
         self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
         self.console = Console(stderr=True)
         self.bar = Progress(
@@ -80,7 +88,9 @@ class Journal:
             self.file.close()
             if self.layer_file is not None:
                 self.layer_file.close()
-            self.board.close()
+            with suppress(OSError):  # a full disk: the log, which holds the same, would have said so
+                self.board.close()
+            threading.excepthook = self._hook
 
     def advance(self, step: int) -> None:
         if self.active:
@@ -96,7 +106,7 @@ class Journal:
             "images_per_s": round(speed, 1),
             **values,
         }
-        self.file.write(json.dumps(line) + "\n")
+        _append(self.file, line)
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
         shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
@@ -110,16 +120,21 @@ class Journal:
         if not (self.active and isinstance(model, BayesianModule) and layers_due(step, self.total)):
             return
         if self.layer_file is None:  # a network without a posterior has no such file
-            self.layer_file = (self.run / "layers.jsonl").open("a", buffering=1)
+            self.layer_file = (self.run / "layers.jsonl").open("ab", buffering=0)
         layers = {name: [_short(v) for v in row] for name, row in layer_statistics(model).items()}
-        self.layer_file.write(json.dumps({**self._at(step), "layers": layers}) + "\n")
+        _append(self.layer_file, {**self._at(step), "layers": layers})
 
     def alarm(self, step: int, message: str, about: str = "") -> None:
         """Print and write a warning, once each time a run is started, for each thing that it is about."""
         if self.active and about not in self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
-            self.file.write(json.dumps({"step": step, "alarm": message}) + "\n")
+            _append(self.file, {"step": step, "alarm": message})
             self.alarmed.add(about)
+
+    def _of_board(self, caught: threading.ExceptHookArgs) -> None:
+        """Pass over what TensorBoard's own thread could not write: it is told when the next value is added."""
+        if not isinstance(caught.exc_value, OSError):
+            self._hook(caught)
 
     def _at(self, step: int) -> dict[str, Any]:
         return {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
@@ -132,15 +147,38 @@ def _short(value: float | None) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
+def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
+    """Write a line at once; where it does not fit, say which file it is, which the system does not."""
+    line = json.dumps(entry).encode() + b"\n"
+    try:
+        written = file.write(line)
+        while written < len(line):  # the disk is full, or nearly
+            written += file.write(line[written:])
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file.name) from None
+
+
 def _cut(path: Path, step: int) -> None:
-    """Leave what was written up to a step; a run that starts anew starts with nothing."""
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines() if step and _step(line) <= step]
-        path.write_text("".join(f"{line}\n" for line in lines))
+    """Cut a log off after what was written up to a step; a run that starts anew starts with nothing.
+
+    What follows is of no use, nor is a line that a kill cut short. In place, since that needs no space on the disk.
+    """
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if not content.startswith(_START[: len(content)]):
+        raise FileExistsError(f"{path} is not the log of a run: choose another --run, or move that file away.")
+    end = place = 0
+    for line in content.splitlines(keepends=True) if step else ():
+        place += len(line)
+        if line.endswith(b"\n") and _step(line) <= step:
+            end = place
+    if end < len(content):
+        os.truncate(path, end)
 
 
-def _step(line: str) -> int:
+def _step(line: bytes) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a line cut short by a kill
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # cut short, or not ours
         return 1 << 62

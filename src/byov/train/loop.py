@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, Batches
 from byov.posterior import BayesianModule
 from byov.posterior.random import stream
 from byov.train import Diverged, checkpoint
+from byov.train.config import Count, Fraction, NonNegative, Positive, Range, check
 from byov.train.journal import Journal
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
+from byov.train.signals import Signals
 
 WIDE = 0.3
 """The median |μ|/σ below which a student without labels is warned. Of a ResNet-18 whose ratio fell to 0.001, and which
@@ -41,60 +42,50 @@ _ADVICE = (
 class TrainConfig:
     """How to train; a recipe's [train]."""
 
-    epochs: int = 100
-    batch: int = 256
+    epochs: Count = 100
+    batch: Count = 256
     """Images per optimizer step, over all processes and accumulated parts."""
     optimizer: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
-    lr: float = 1e-3
-    lr_batch: int | None = None
+    lr: Positive = 1e-3
+    lr_batch: Count | None = None
     """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
-    log_var_lr: float = 1.0
+    log_var_lr: NonNegative = 1.0
     """The learning rate of a Gaussian's ρ = log σ², in units of `lr`: in a short run σ moves too little at 1."""
     log_var_optimizer: Literal["same", "adam"] = "same"
     """What moves ρ: the `optimizer`, or beside `sgd` and `lars`, whose steps are too short for it, Adam."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     decay: Literal["weights", "all"] = "weights"
     """What is decayed: weights, or biases and norms too, as by plain SGD; never ρ. `lars` decays weights only."""
-    momentum: float = 0.9
+    momentum: Fraction = 0.9
     nesterov: bool = False
     """Of `sgd`."""
-    eta: float = 1e-3
-    warmup: float = 10.0
+    eta: NonNegative = 1e-3
+    warmup: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine."""
-    lr_end: float = 0.0
+    lr_end: NonNegative = 0.0
     """Where the cosine ends, in units of `lr`; 1 keeps the rate constant after the warm-up."""
-    clip: float | None = None
-    accumulate: int = 1
+    clip: Positive | None = None
+    accumulate: Count = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     compile: bool = False
     cuda_graphs: bool = True
     """With `compile` on one GPU: launch each pass as one CUDA graph, where small networks are bound by the host."""
     seed: int = 0
-    workers: int | None = None
-    devices: int | Literal["auto"] = "auto"
+    workers: Annotated[int, Range(0, 1024)] | None = None
+    devices: Count | Literal["auto"] = "auto"
     accelerator: str = "auto"
-    nodes: int = 1
-    log_every: int = 20
-    save_minutes: float = 5.0
-    minutes: float | None = None
+    nodes: Count = 1
+    log_every: Count = 20
+    save_minutes: NonNegative = 5.0
+    minutes: Positive | None = None
     """Stop cleanly after this long; the same command with --resume goes on."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "log_every", "nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} is at least 1, not {getattr(self, name)}.")
-        if not self.lr > 0:
-            raise ValueError(f"train.lr is above 0, not {self.lr}.")
-        if not self.log_var_lr >= 0:
-            raise ValueError(f"train.log_var_lr is at least 0, not {self.log_var_lr}.")
-        if not (self.warmup >= 0 and self.weight_decay >= 0 and 0 <= self.lr_end < float("inf")):
-            raise ValueError("train.warmup, train.weight_decay and train.lr_end are at least 0.")
+        check(self, "train")
         if self.decay == "all" and self.optimizer == "lars":
             raise ValueError("train.decay = 'all' is for sgd, adam and adamw: lars decays what it adapts.")
         if self.warmup > self.epochs:
             raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"train.clip is above 0, or none, not {self.clip}.")
 
 
 class Task(Protocol):
@@ -152,6 +143,8 @@ class Loop:
             raise ValueError(f"{task.data.name} has too few images for one step of {config.batch}.")
         self.total = config.epochs * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
+        self.signal = 0
+        """The number of the signal that the run was stopped by."""
         scale = config.batch / config.lr_batch if config.lr_batch else 1.0
         self.base_lr = config.lr * scale
         self.optimizer = build_optimizer(
@@ -198,51 +191,74 @@ class Loop:
                     "total": self.total,
                     "position": self.batches.state,
                     "seconds": self.seconds,
-                    "torch": str(torch.__version__),
+                    **self._place(),
                 },
             )
         self.fabric.barrier()
 
-    def resume(self) -> None:
+    def resume(self) -> str:
+        """Take up the run from its checkpoint; return a warning if it will not be equal to the bit, or ""."""
         state = checkpoint.load(self.path)
         if state["total"] != self.total:
             raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")
         if state["recipe"].get("data") != self.recipe.get("data"):
             raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
-        self.task.module.load_state_dict(state["module"])
+        checkpoint.fill(self.task.module, state["module"], self.path)
         if state["optimizer"]:
-            self.optimizer.load_state_dict(state["optimizer"])
+            checkpoint.fill(self.optimizer, state["optimizer"], self.path)
         self.step, self.seconds = state["step"], state["seconds"]
         self.batches.state = tuple(state["position"])
+        now = self._place()  # of which an older checkpoint has only a part
+        changed = [f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]]
+        if not changed or self.step >= self.total:
+            return ""
+        return f"The run will not be equal to the bit to one in one piece: it was saved with {', '.join(changed)}."
+
+    def _place(self) -> dict[str, Any]:
+        """What decides the order of sums, and so the last bits."""
+        return {
+            "torch": str(torch.__version__),
+            "device": self.fabric.device.type,
+            "threads": torch.get_num_threads(),
+            "processes": self.fabric.world_size,
+        }
 
     # Training
 
     def fit(self) -> bool:
-        """Train to the end, or to the time limit; True if the end was reached."""
-        config, started, saved, before = self.config, monotonic(), monotonic(), self.seconds
-        deadline = started + 60 * config.minutes if config.minutes else float("inf")
+        """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached."""
         self.task.module.train()
-        with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
-            if self.step == 0:
-                journal.record_layers(0, self.task.trainable())
-            for parts in self._groups():
-                out = self._optimize(parts)
-                self.step += 1
-                self.task.after(self.step, self.total)
-                self.seconds = before + monotonic() - started
-                if self.step % config.log_every == 0 or self.step in (1, self.total):
-                    self._report(journal, out)
-                else:
-                    journal.advance(self.step)
-                journal.record_layers(self.step, self.task.trainable())
-                now = monotonic()
-                if self._agree(now >= deadline) and self.step < self.total:
-                    break
-                if self._agree(now - saved >= 60 * config.save_minutes):
-                    self.save()
-                    saved = monotonic()
-        self.save()
+        with Signals() as signals:
+            with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
+                if self.step == 0:
+                    journal.record_layers(0, self.task.trainable())
+                self._train(journal, signals)
+            self.save()
         return self.step == self.total
+
+    def _train(self, journal: Journal, signals: Signals) -> None:
+        config, before, started = self.config, self.seconds, monotonic()
+        deadline = started + 60 * config.minutes if config.minutes else float("inf")
+        saved = started
+        for parts in self._groups():
+            out = self._optimize(parts)
+            self.step += 1
+            self.task.after(self.step, self.total)
+            self.seconds = before + monotonic() - started
+            if self.step % config.log_every == 0 or self.step in (1, self.total):
+                self._report(journal, out)
+            else:
+                journal.advance(self.step)
+            journal.record_layers(self.step, self.task.trainable())
+            now = monotonic()
+            self.signal, late, due = self._agree(
+                signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
+            )
+            if (self.signal or late) and self.step < self.total:
+                break
+            if due:
+                self.save()
+                saved = monotonic()
 
     def _groups(self) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step, to the end of the run."""
@@ -323,9 +339,14 @@ class Loop:
                 )
         journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
 
-    def _agree(self, flag: bool) -> bool:
-        """Return what rank 0 says: clocks differ, and all ranks must stop or save at the same step."""
-        return flag if self.fabric.world_size == 1 else bool(self.fabric.broadcast(flag))
+    def _agree(self, *flags: int) -> list[int]:
+        """Return the largest of each flag over all ranks: clocks differ and a signal may reach only one of them, but
+        all must stop or save at the same step.
+        """
+        if self.fabric.world_size == 1:
+            return list(flags)
+        mine = torch.tensor(flags, dtype=torch.int32, device=self.fabric.device)
+        return self.fabric.all_reduce(mine, reduce_op="max").tolist()  # type: ignore[union-attr]
 
 
 @torch.no_grad()
@@ -334,35 +355,3 @@ def posterior_summary(model: BayesianModule) -> dict[str, float]:
     std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
     mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
     return {"sigma": float(std.mean()), "snr": float((mean.abs() / std.clamp_min(1e-30)).median())}
-
-
-def make_fabric(config: TrainConfig) -> Fabric:
-    """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
-    import os
-
-    launched = "LOCAL_RANK" in os.environ
-    processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
-    devices: Any = processes or config.devices
-    if processes is None and config.devices == "auto" and not torch.cuda.is_available():
-        devices = 1
-    several = (processes or 1) > 1 or config.nodes > 1 or (isinstance(devices, int) and devices > 1)
-    if devices == "auto" and torch.cuda.device_count() > 1:
-        several = True
-    # The EMA's buffers are large and equal by construction: not broadcast at every step.
-    strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
-    if config.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
-        raise ValueError(f"train.accelerator={config.accelerator}, but torch sees no GPU here: leave it at auto.")
-    fabric = Fabric(
-        accelerator=config.accelerator,
-        devices=devices,
-        num_nodes=config.nodes,
-        strategy=strategy,
-        precision=config.precision,
-    )
-    # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
-    fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
-    fabric.launch()
-    if fabric.device.type == "cuda" and config.precision == "bf16-mixed":
-        # What is left in float32 (the resampling of views) may round as finely as half a grey level.
-        torch.set_float32_matmul_precision("high")
-    return fabric

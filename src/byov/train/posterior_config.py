@@ -26,6 +26,7 @@ from byov.posterior import (
 from byov.posterior.objective import Schedule
 from byov.posterior.select import Rules
 from byov.train.batchnorm import gates
+from byov.train.config import LogVariance, NonNegative, Positive, Sigma, check
 from byov.train.loop import Place
 
 Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
@@ -44,16 +45,15 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 class ObjectiveConfig:
     """β over training and N; the part of a recipe's [posterior] that all kinds of training share."""
 
-    prior_std: float = 1.0
-    beta_start: float = 0.0
-    beta_end: float = 1.0
+    prior_std: Positive = 1.0
+    beta_start: NonNegative = 0.0
+    beta_end: NonNegative = 1.0
     beta_schedule: Schedule = "cosine"
     kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
     shared_draw: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.beta_start, self.beta_end) < 0:
-            raise ValueError("posterior.beta_start and posterior.beta_end are at least 0.")
+        check(self, "posterior")
 
     def beta(self, place: Place) -> Tensor:
         """β at a step; a tensor, because a compiled graph would be made anew for every number."""
@@ -111,10 +111,10 @@ class FamilyConfig(ObjectiveConfig):
     """Where; "before-norm" is dropout's place in the patching paper, before every BatchNorm."""
     output_family: Name | None = None
     """Another family for the output layer, beside `family` on the rest of `on`."""
-    log_var: float = -10.0
+    log_var: LogVariance = -10.0
     p: float = 0.005
     k: int = 5
-    sigma: float = 0.0
+    sigma: Sigma = 0.0
     start: Literal["auto", "copy", "reset"] = "auto"
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
     ensemble all components start at the pretrained weights, and only the output layer, which is new, differs."""

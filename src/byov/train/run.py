@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from rich.console import Console
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
-from byov.train import checkpoint
+from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.loop import Loop, Task, make_fabric
+from byov.train.fabric import agreed, make_fabric, together
+from byov.train.lock import locked
+from byov.train.loop import Loop, Task
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -23,22 +27,32 @@ FREE = {
 }
 """What may differ when a run is taken up again: it changes nothing of the result."""
 
+_COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
 
-def claim(run: Path, recipe: Any, resume: bool) -> bool:
+
+def claim(run: Path, kind: str, recipe: Any, resume: bool) -> bool:
     """Return True if there is a checkpoint to resume from; raise where resuming, or starting, would lose something."""
-    exists = (run / "checkpoint.safetensors").exists()
-    if exists and not resume:
+    file = run / "checkpoint.safetensors"
+    if not file.exists():
+        above = next(path for path in (run, *run.parents, Path()) if path.exists())
+        if not above.is_dir():
+            raise FileExistsError(f"{above} is a file, and a run needs a folder.")
+        return False
+    if not resume:
         raise FileExistsError(f"{run} holds a run already: go on with --resume, or choose another --run.")
-    if resume and not exists:
-        raise FileNotFoundError(f"There is no checkpoint in {run} to resume from.")
-    above = next(path for path in (run, *run.parents, Path()) if path.exists())
-    if not above.is_dir():
-        raise FileExistsError(f"{above} is a file, and a run needs a folder.")
-    if exists:
-        changed = difference(recipe, checkpoint.peek(run / "checkpoint.safetensors")["recipe"]["config"])
-        if changed:
-            raise ValueError(f"The run was started with {changed}.")
-    return exists
+    changed = difference(recipe, _about(checkpoint.peek(file), kind, run)["config"])
+    if changed:
+        raise ValueError(f"The run was started with {changed}.")
+    return True
+
+
+def _about(state: Any, kind: str, run: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its run, and refuse another kind of run."""
+    about = state.get("recipe") if isinstance(state, dict) else None
+    if not isinstance(about, dict) or about.get("kind") != kind or not isinstance(about.get("config"), dict):
+        other = _COMMANDS.get(str(about.get("kind"))) if isinstance(about, dict) else None
+        raise ValueError(f"{run} is not a run of {_COMMANDS[kind]}" + (f", but of {other}." if other else "."))
+    return about
 
 
 def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE) -> str:
@@ -62,49 +76,69 @@ def execute(
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
     `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. A `note` is
-    printed when nothing was found to be wrong and training begins.
+    printed when nothing was found to be wrong and training begins. With `resume` a run goes on, or starts if there is
+    none.
+
+    Raises:
+        Stopped: where a signal asked for the end, after the step, and with a checkpoint.
     """
-    from_checkpoint = claim(run, recipe, resume)
+    claim(run, kind, recipe, resume)  # before anything that takes long
     alone = not (dist.is_available() and dist.is_initialized())
     fabric = make_fabric(recipe.train)
-    torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
-    data = recipe.data.load()
-    task, more = make(data, fabric)
-    about = {
-        "kind": kind,
-        "config": to_dict(recipe),
-        "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
-        "shape": [data.channels, data.image_size],
-        **more,
-    }
-    loop = Loop(fabric, task, recipe.train, run, about)
-    if from_checkpoint:
-        loop.resume()
-    if note and fabric.is_global_zero:
-        Console(stderr=True).print(note, markup=False, highlight=False)
-    finished = loop.fit()
-    if fabric.is_global_zero:
-        Console(stderr=True).print(summary(loop, finished), markup=False, highlight=False)  # a path may hold brackets
-    if alone and dist.is_available() and dist.is_initialized():
-        # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
-        dist.barrier()
-        dist.destroy_process_group()
+    with together(fabric), ExitStack() as stack:
+        with agreed(fabric):
+            torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
+            data = recipe.data.load()
+            task, more = make(data, fabric)
+        about = {
+            "kind": kind,
+            "config": to_dict(recipe),
+            "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
+            "shape": [data.channels, data.image_size],
+            **more,
+        }
+        loop = Loop(fabric, task, recipe.train, run, about)
+        with agreed(fabric):
+            if fabric.is_global_zero:
+                stack.enter_context(locked(run))
+                checkpoint.clear(loop.path)
+        with agreed(fabric):
+            # Again, since it may have been another's until now.
+            warning = loop.resume() if claim(run, kind, recipe, resume) else ""
+        if fabric.is_global_zero:
+            _say(*(f"warning: {warning}",) * bool(warning), *(note,) * bool(note))
+        finished = loop.fit()
+        if loop.signal:
+            raise Stopped(summary(loop, finished))
+        if fabric.is_global_zero:
+            _say(summary(loop, finished))
+        if alone and dist.is_available() and dist.is_initialized():
+            # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
+            dist.barrier()
+            dist.destroy_process_group()
     return finished
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        Console(stderr=True).print(line, markup=False, highlight=False)  # a path may hold brackets
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
     """Read the checkpoint of a run of that kind; return it, and what its images are like."""
     state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
-    about = state.get("recipe") if isinstance(state, dict) else None
-    if not isinstance(about, dict) or about.get("kind") != kind:
-        raise ValueError(f"{run} is not a run of byov {kind}.")
-    (channels, size), data = about["shape"], about["data"]
-    return state, Like(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
+    about = _about(state, kind, run)
+    try:
+        (channels, size), data = about["shape"], about["data"]
+        return state, Like(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{run} does not say what its data are like.") from None
 
 
 def summary(loop: Loop, finished: bool) -> str:
     """Describe in one line how a run ended."""
     speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
-    stopped = f"stopped at its time limit (step {loop.step} of {loop.total}; --resume goes on)"
+    why = signal.Signals(loop.signal).name if loop.signal else "its time limit"
+    stopped = f"stopped {'by' if loop.signal else 'at'} {why} (step {loop.step} of {loop.total}; --resume goes on)"
     unit = getattr(loop.task.data, "unit", "images")
     return f"{loop.run}: {'finished' if finished else stopped}, {loop.seconds:.0f} s, {speed:,.0f} {unit}/s"

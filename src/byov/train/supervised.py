@@ -17,6 +17,7 @@ from byov.models import create
 from byov.models.registry import resolve
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
 from byov.posterior.factor import Factor
+from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
 from byov.train.loop import Place, TrainConfig
@@ -223,5 +224,5 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     recipe = from_dict(Supervised, state["recipe"]["config"])
     classes = len(state["recipe"]["class_names"])
     module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
-    module.load_state_dict(state["module"])
+    checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe

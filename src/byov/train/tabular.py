@@ -7,7 +7,7 @@ all splits of a table at once, for the paper's network and families.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite, log, pi
+from math import log, pi
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,9 @@ from byov.data.tables import Rows, Table, table, training_rows, uci
 from byov.models import regression_mlp
 from byov.models.registry import resolve
 from byov.posterior import kl_scale
+from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import from_dict
+from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
 from byov.train.loop import Place, TrainConfig
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
@@ -70,24 +71,23 @@ class RegressorConfig:
 
     name: str = "mlp"
     """"mlp" is the one of the patching paper's appendix D.7; or `python:module:function`, of features and targets."""
-    hidden: int = 50
+    hidden: Width = 50
     norm: bool = True
-    precision: float | None = None
+    precision: Positive | None = None
     """τ of the noise, at the target's own scale; None: learned with the weights."""
 
     def __post_init__(self) -> None:
-        if self.precision is not None and not (isfinite(self.precision) and self.precision > 0):
-            raise ValueError(f"model.precision is above 0, or none to learn it, not {self.precision}.")
+        check(self, "model")
 
 
 @dataclass(frozen=True)
 class TableTrain(TrainConfig):
     """As for images, with what suits a few hundred rows; a recipe's [train]."""
 
-    epochs: int = 400
-    batch: int = 100
-    lr: float = 1e-2
-    warmup: float = 0.0
+    epochs: Count = 400
+    batch: Count = 100
+    lr: Positive = 1e-2
+    warmup: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -200,5 +200,5 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, T
     recipe = from_dict(Tabular, state["recipe"]["config"])
     y_mean, y_std = map(tuple, state["recipe"]["targets"])
     module = build(recipe, like, (y_mean, y_std), 1, torch.device(device))
-    module.load_state_dict(state["module"])
+    checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe, like

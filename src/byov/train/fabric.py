@@ -1,0 +1,86 @@
+"""Devices and processes, by Lightning Fabric."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from byov.train.loop import TrainConfig
+
+
+def make_fabric(config: TrainConfig) -> Fabric:
+    """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
+    launched = "LOCAL_RANK" in os.environ
+    processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
+    devices: Any = processes or config.devices
+    if processes is None and config.devices == "auto" and not torch.cuda.is_available():
+        devices = 1
+    several = (processes or 1) > 1 or config.nodes > 1 or (isinstance(devices, int) and devices > 1)
+    if devices == "auto" and torch.cuda.device_count() > 1:
+        several = True
+    # The EMA's buffers are large and equal by construction: not broadcast at every step.
+    strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
+    if config.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise ValueError(f"train.accelerator={config.accelerator}, but torch sees no GPU here: leave it at auto.")
+    try:
+        fabric = Fabric(
+            accelerator=config.accelerator,
+            devices=devices,
+            num_nodes=config.nodes,
+            strategy=strategy,
+            precision=config.precision,
+        )
+    except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
+        wanted = f"train.accelerator={config.accelerator} with train.devices={config.devices}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{wanted} cannot be used here: {reason}") from error
+    if config.precision != "64-true":
+        # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
+        fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
+    fabric.launch()
+    if fabric.device.type == "cuda" and config.precision == "bf16-mixed":
+        # What is left in float32 (the resampling of views) may round as finely as half a grey level.
+        torch.set_float32_matmul_precision("high")
+    return fabric
+
+
+@contextmanager
+def agreed(fabric: Fabric) -> Iterator[None]:
+    """Raise on every process what was wrong on one of them: no other waits for it, and the first can say it."""
+    if fabric.world_size == 1:
+        yield
+        return
+    own = None
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        own = error
+    said: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(said, own and (str(own) or type(own).__name__))
+    if own is not None and fabric.is_global_zero:
+        raise own
+    if sentence := next((each for each in said if each), None):
+        raise ValueError(sentence) from own
+
+
+@contextmanager
+def together(fabric: Fabric) -> Iterator[None]:
+    """Tell in a sentence that another process has ended, which a backend tells by an error of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        backend = isinstance(error, dist.DistError) or any(name in str(error).lower() for name in ("gloo", "nccl"))
+        if fabric.world_size == 1 or not backend:
+            raise
+        raise ConnectionError(
+            "Another process of this run has ended, so this one ends too; the last checkpoint is kept, and --resume"
+            " goes on from it."
+        ) from error
