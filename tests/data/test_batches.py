@@ -118,17 +118,21 @@ def test_broken_images_are_counted_and_left_out(pictures: FolderSet) -> None:
     whole = Path(pictures.paths[30]).read_bytes()
     for index, content in {10: b"", 20: b"no image at all", 30: whole[: len(whole) // 2]}.items():
         Path(pictures.paths[index]).write_bytes(content)
-        assert pictures[index] is None
+        assert isinstance(pictures[index], str)
     batches = Batches(pictures, 32, drop_last=False, workers=0)
     for _ in range(2):  # seen twice, counted once
         assert sum(len(batch.images) for batch in batches) == 297
-    assert batches.unreadable == {10, 20, 30}
+    assert batches.unreadable.keys() == {10, 20, 30}
+    said = batches.left_out()
+    assert said.startswith("3 of the 300 images of pictures cannot be read and were left out: ")
+    assert "010.png (cannot identify image file), " in said
     single = Batches(pictures, 1, shuffle=False, workers=0)  # a batch of broken images is skipped
     assert [int(batch.indices) for batch in single] == [i for i in range(300) if i not in (10, 20, 30)]
     assert single.state == (1, 0)
     Path(pictures.paths[40]).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"4 of 300 images .* \(over 1 %\).*010\.png"):
+    with pytest.raises(ValueError, match=r"4 of the 300 images .* cannot be read, over 1%: .*010\.png"):
         list(Batches(pictures, 32, drop_last=False, workers=0))
+    assert len(list(Batches(pictures, 1, drop_last=False, workers=0, tolerated=1.0))) == 296
 
 
 def test_bad_batches() -> None:

@@ -66,7 +66,7 @@ def test_resizing() -> None:
     [
         (torch.rand(2, 3, 4, 4), None, "uint8"),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), None, "N, C, H, W"),
-        (torch.zeros(0, 1, 4, 4, dtype=torch.uint8), None, "N > 0"),
+        (torch.zeros(0, 1, 4, 4, dtype=torch.uint8), None, "none of them 0"),
         (some_images(2), torch.zeros(3, dtype=torch.int64), "one per image"),
         (some_images(2), torch.zeros(2), "int64"),
         (some_images(2), torch.tensor([0, 2]), "do not fit"),

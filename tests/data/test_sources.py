@@ -2,8 +2,10 @@
 
 import lzma
 import re
+import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from byov.data import FolderSet, ImageSet, cifar10h, data_root, load
+from byov.data.config import DataConfig
 
 
 def in_memory(name: str, split: str = "train", root: Path | None = None, **options: int) -> ImageSet:
@@ -83,6 +86,7 @@ def test_packed_npz(tmp_path: Path, codec: str, columns: int) -> None:
 
 
 IMAGES = np.zeros((2, 4, 4), np.uint8)
+BLOB, SHAPE = np.zeros(9, np.uint8), np.array([4, 4])
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,32 @@ IMAGES = np.zeros((2, 4, 4), np.uint8)
         ({"train_images": np.zeros((2, 4, 4, 3))}, "train", r"uint8 .*, not float64 \(2, 4, 4, 3\)"),
         ({"train_images": np.zeros((2, 4, 4, 5), np.uint8)}, "train", r"NHW, not uint8 \(2, 4, 4, 5\)"),
         ({"train_images": IMAGES, "train_labels": np.zeros(3, int)}, "train", "one per image"),
+        ({"train_images": IMAGES[:, :0]}, "train", r"none of them 0, not torch.uint8 \(2, 1, 0, 4\)"),
+        ({"train_images": IMAGES[:0]}, "train", "none of them 0"),
+        (
+            {"train_images": IMAGES, "train_labels": np.array([0, 39 * 10**17])},
+            "train",
+            "3900000000000000000 among 2 is out",
+        ),
+        (
+            {"train_images": IMAGES, "train_labels": np.array([0, 10**8])},
+            "train",
+            "100000000 among 2 is out of proportion",
+        ),
+        ({"train_images": IMAGES, "train_labels": np.array([0, 1e300])}, "train", r"own\.npz: 1e\+300 is too large"),
+        ({"train_images": IMAGES, "train_labels": np.array([0, -1])}, "train", "labels -1 to 0 do not fit"),
+        ({"train_blob": BLOB, "codec": np.array("xz")}, "train", r"own\.npz has no array 'image_shape'; it has"),
+        (
+            {"train_blob": BLOB, "codec": np.array("xz"), "image_shape": SHAPE},
+            "train",
+            "cannot be unpacked: Compressed",
+        ),
+        ({"train_blob": BLOB, "codec": np.array("png"), "image_shape": SHAPE}, "train", "no array 'train_offsets'"),
+        (
+            {"train_blob": BLOB, "codec": np.array("png"), "image_shape": SHAPE, "train_offsets": np.array([0, 9])},
+            "train",
+            r"own\.npz has train images that cannot be unpacked: cannot identify",
+        ),
         ({"train_images": IMAGES}, "test", "no 'test' images; it has train; it is to have 'test_images'"),
         ({"train_images": IMAGES}, "extra", r"no 'extra' images; it has train\.$"),
         ({"images": IMAGES}, "test", r"the arrays images; .* 'test_images' \(uint8; .* and 'test_labels' \(whole"),
@@ -103,11 +133,55 @@ def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], split: str, sent
         load(f"npz:{tmp_path / 'own.npz'}", split)
 
 
-def test_unreadable_npz(tmp_path: Path) -> None:
-    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not a zip")
-    for name in ("none", "broken"):
-        with pytest.raises(ValueError, match="not a readable"):
-            load(f"npz:{tmp_path / name}.npz")
+def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:
+    """Also one that is cut short or empty, is no archive at all, or has members that are no arrays."""
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, train_images=IMAGES, train_labels=np.array([0, 1]))
+    whole, before = path.read_bytes(), in_memory(f"npz:{path}").digest
+    contents = [whole[:i] + bytes([whole[i] ^ 0x41]) + whole[i + 1 :] for i in range(0, len(whole), 3)]
+    contents += [b"", b"PK\x03\x04 not a zip", whole[: len(whole) // 2]]
+    told = []
+    for content in contents:
+        path.write_bytes(content)
+        try:
+            assert in_memory(f"npz:{path}").digest == before
+        except ValueError as error:
+            told.append(str(error))
+    assert len(told) > len(contents) / 2
+    assert all(str(path) in sentence for sentence in told)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train_images", b"junk")
+    with pytest.raises(ValueError, match=r"own\.npz: 'train_images' is no array\."):
+        load(f"npz:{path}")
+    with pytest.raises(ValueError, match=r"none\.npz is not a readable \.npz file: No such file"):
+        load(f"npz:{tmp_path / 'none.npz'}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        *(
+            ({"image_size": n}, f"data.image_size is a number of pixels from 1 to 4096, not {n}")
+            for n in (-1, 0, 100_000)
+        ),
+        ({"channels": 2}, "data.channels is 1 or 3, not 2"),
+        ({"holdout": 1.0}, "data.holdout is a share from 0 to below 1, not 1.0"),
+        ({"holdout": float("nan")}, "data.holdout is a share"),
+        ({"holdout_seed": 2**63}, "data.holdout_seed is a whole number"),
+    ],
+)
+def test_settings_that_images_cannot_have_are_named(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DataConfig(**setting)
+
+
+def test_sizes_are_refused_before_anything_is_made() -> None:
+    for size in (-1, 0, 100_000):
+        with pytest.raises(ValueError, match=f"^image_size is a number of pixels from 1 to 4096, not {size}"):
+            load("digits", image_size=size)
+    many = ImageSet("many", torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(10**9, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"many with 4096 pixels a side would take .* GiB in memory, where"):
+        many.resized(4096)
 
 
 @pytest.mark.parametrize(

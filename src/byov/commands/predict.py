@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ def command(
     """Predict each input's class, with its confidence, spread, entropies and mutual information over posterior draws.
 
     std is that of the predicted class's probability over draws; entropy (total) = expected_entropy (aleatoric) +
-    mutual_information (epistemic), in nats; draws is how many it took. Files that cannot be read are left out.
+    mutual_information (epistemic), in nats; draws is how many it took. A file that cannot be read is named on stderr
+    and has a row that is empty but for its name. A table's columns are found by their names.
 
     Example: byov predict runs/bbb digits --samples 100 --out predictions.csv
     """
@@ -84,4 +86,6 @@ def command(
     with progress() as advance:
         found = predict_all(run, images, folder, lambda done: advance("predicting", done, len(images)))
     write(found, out, prediction_protocol(run, images))
+    for name, why in found.unreadable.values():
+        print(f"{name} cannot be read: {why}", file=sys.stderr)
     show(*tables.predictions(found, f"{model} on {images.name}", run.posterior, out))

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from byov.data.datasets import FolderSet, ImageSet
 from byov.data.tables import Rows
+from byov.data.telling import shown
 
-UNREADABLE = 0.01  # the share of images that may be broken before a run stops
+TOLERATED = 0.01  # the share of images that may be unreadable before a run stops
 
 
 class Batch(NamedTuple):
@@ -51,7 +53,8 @@ class Batches:
 
     `state` is (epoch, position): set before a batch is handed out, so that a checkpoint written after the step on it
     resumes with the next one. Sets in memory are indexed where they lie; folders are read by `workers` processes, and
-    an image that cannot be read is left out of its batch and noted in `unreadable`.
+    an image that cannot be read is left out of its batch and noted in `unreadable`, with the reason. More of them than
+    the `tolerated` share end the run.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Batches:
         world: int = 1,
         workers: int | None = None,
         device: torch.device | str | None = None,
+        tolerated: float = TOLERATED,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"A batch has at least one image, not {batch_size}.")
@@ -74,7 +78,8 @@ class Batches:
         self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
         self.device = torch.device(device) if device is not None else None
         self.epoch, self.position = 0, 0
-        self.unreadable: set[int] = set()
+        self.tolerated = tolerated
+        self.unreadable: dict[int, str] = {}
         if drop_last and len(self) == 0:
             per_rank = len(data) // world
             what = "rows" if isinstance(data, Rows) else "images"
@@ -127,9 +132,9 @@ class Batches:
             pin_memory=self.device is not None and self.device.type == "cuda",
             generator=torch.Generator(),  # its own, so that the global random state is not touched
         )
-        for part, (images, readable) in zip(parts, loader, strict=True):
-            self._count(part[~readable].tolist())
-            indices = part[readable]
+        for part, (images, reasons) in zip(parts, loader, strict=True):
+            self._note({int(index): why for index, why in zip(part, reasons, strict=True) if why})
+            indices = part[[not why for why in reasons]]
             labels = None if self.data.labels is None else self.data.labels[indices]
             yield self._place(Batch(images, labels, indices))
 
@@ -139,17 +144,28 @@ class Batches:
         moved = (None if part is None else part.to(self.device, non_blocking=True) for part in batch)
         return Batch(*moved)  # type: ignore[arg-type]
 
-    def _count(self, broken: list[int]) -> None:
+    def _note(self, unreadable: dict[int, str]) -> None:
+        self.unreadable |= unreadable
+        if len(self.unreadable) > self.tolerated * len(self.data):
+            raise ValueError(self._told(self.unreadable, f", over {self.tolerated:.0%}"))
+
+    def left_out(self) -> str:
+        """Tell what was left out so far, by any of the processes; empty if nothing. All of them have to ask."""
+        parts: list[Any] = [self.unreadable] * self.world
+        if self.world > 1:
+            dist.all_gather_object(parts, self.unreadable)
+        found = {index: why for part in parts for index, why in part.items()}
+        return self._told(found, " and were left out") if found else ""
+
+    def _told(self, unreadable: dict[int, str], what: str) -> str:
         assert isinstance(self.data, FolderSet)
-        self.unreadable.update(broken)
-        if len(self.unreadable) > UNREADABLE * len(self.data):
-            some = ", ".join(self.data.paths[i] for i in sorted(self.unreadable)[:3])
-            count = f"{len(self.unreadable)} of {len(self.data)}"
-            raise ValueError(f"{count} images of {self.data.name} cannot be read (over 1 %), among them {some}.")
+        count = f"{len(unreadable)} of the {len(self.data)} images of {self.data.name}"
+        some = ", ".join(f"{shown(self.data.paths[i])} ({unreadable[i]})" for i in sorted(unreadable)[:3])
+        return f"{count} cannot be read{what}: {some}{' …' if len(unreadable) > 3 else ''}."
 
 
-def _collate(items: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Stack the images that could be read, and say which they are."""
-    found = [image for image in items if image is not None]
+def _collate(items: list[Tensor | str]) -> tuple[Tensor, list[str]]:
+    """Stack the images that could be read, and say of each item why it could not; "" if it could."""
+    found = [image for image in items if isinstance(image, Tensor)]
     images = torch.stack(found) if found else torch.empty(0, dtype=torch.uint8)
-    return images, torch.tensor([image is not None for image in items])
+    return images, [item if isinstance(item, str) else "" for item in items]

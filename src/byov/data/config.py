@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from byov.data.datasets import FolderSet, ImageSet, holdout
-from byov.data.sources import load
+from byov.data.sources import check_shape, load
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,13 @@ class DataConfig:
     """Leave out this share of the training set, to choose settings on."""
     holdout_seed: int = 0
     download: bool = False
+
+    def __post_init__(self) -> None:
+        check_shape(self.image_size, self.channels, "data.")
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"data.holdout is a share from 0 to below 1, not {self.holdout}.")
+        if not 0 <= self.holdout_seed < 2**63:
+            raise ValueError(f"data.holdout_seed is a whole number from 0 to below 2^63, not {self.holdout_seed}.")
 
     def load(self, split: str = "train") -> ImageSet | FolderSet:
         """Load the images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
@@ -44,6 +51,11 @@ class Like:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     images: int
+    digest: str = ""
+    columns: tuple[str, ...] = ()
+    """Of a table: the features' names, where its file had any."""
+    target: str | None = None
+    """Of a table: the target's name."""
 
     def __len__(self) -> int:
         return self.images

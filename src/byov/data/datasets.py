@@ -11,11 +11,12 @@ from typing import Self, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from byov.data.image_ops import luma
+from byov.data.pictures import read_picture
+from byov.data.telling import reason
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -31,9 +32,9 @@ class ImageSet:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or not len(self.images):
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or not self.images.numel():
             got = f"{self.images.dtype} {tuple(self.images.shape)}"
-            raise ValueError(f"{self.name}: images are uint8 (N, C, H, W) with N > 0, not {got}.")
+            raise ValueError(f"{self.name}: images are uint8 (N, C, H, W), none of them 0, not {got}.")
         if self.labels is None:
             return
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
@@ -104,15 +105,20 @@ class ImageSet:
             else:
                 images = torch.cat([luma(chunk).round().byte() for chunk in images.split(4096)])
         if image_size is not None and images.shape[2:] != (image_size, image_size):
-            size = [image_size, image_size]
-            resize = [F.interpolate(c.float(), size, mode="bilinear", antialias=True) for c in images.split(4096)]
-            images = torch.cat([c.round().clamp(0, 255).byte() for c in resize])
+            size = (image_size, image_size)
+            check_memory(len(images) * images.shape[1] * image_size**2, f"{self.name} with {image_size} pixels a side")
+            resized = torch.empty(*images.shape[:2], *size, dtype=torch.uint8, device=images.device)
+            chunk = min(4096, max(1, 2**28 // resized[0].numel()))
+            for part, place in zip(images.split(chunk), resized.split(chunk), strict=True):
+                pixels = F.interpolate(part.float(), size, mode="bilinear", antialias=True)
+                place.copy_(pixels.round_().clamp_(0, 255))
+            images = resized
         return replace(self, images=images.contiguous())
 
 
 @dataclass(frozen=True, eq=False)
 class FolderSet(Dataset):
-    """Images on disk; item i is a uint8 tensor (channels, image_size, image_size), or None if it cannot be read.
+    """Images on disk; item i is a uint8 tensor (channels, image_size, image_size), or why it cannot be read.
 
     The shorter side is scaled to image_size / crop pixels and the central square is cut out. For BYOL's views ask for
     images a little larger than the view (256 for 224). Mean and std are ImageNet's: a pass over the disk for one's own
@@ -130,28 +136,19 @@ class FolderSet(Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Tensor | None:
-        side = round(self.image_size / self.crop)
-        mode = "L" if self.channels == 1 else "RGB"
+    def __getitem__(self, index: int) -> Tensor | str:
+        path, mode = self.paths[index], "L" if self.channels == 1 else "RGB"
         try:
-            with Image.open(self.paths[index]) as file:
-                file.draft(mode, (side, side))  # a JPEG need not be decoded at more than the size asked for
-                image = file.convert(mode)
-        except Exception:  # decoders raise anything; a broken file is one picture less, not the end of a run
-            return None
-        scale = side / min(image.size)
-        width, height = (max(side, round(scale * length)) for length in image.size)
-        left, top = (width - self.image_size) // 2, (height - self.image_size) // 2
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-        image = image.crop((left, top, left + self.image_size, top + self.image_size))
+            image = read_picture(path, self.image_size, mode, self.crop)
+        except Exception as error:  # decoders raise anything; a broken file is one picture less, not the end of a run
+            return reason(error).replace(f" {path!r}", "")
         array = np.array(image).reshape(self.image_size, self.image_size, self.channels)
         return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
     @cached_property
     def digest(self) -> str:
         """The first 12 hex digits of a SHA-256 over every file's last two names and size (contents are not read)."""
-        names = ((os.path.join(*Path(path).parts[-2:]), os.path.getsize(path)) for path in self.paths)
-        return _digest(f"{name} {size}\n".encode() for name, size in names)
+        return _digest(os.fsencode(os.path.join(*Path(p).parts[-2:])) + f" {_size(p)}\n".encode() for p in self.paths)
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -174,6 +171,22 @@ def _digest(parts: Iterable[bytes | memoryview]) -> str:
     for part in parts:
         content.update(part)
     return content.hexdigest()[:12]
+
+
+def _size(path: str) -> int:
+    """Return a file's size in bytes, −1 where there is none: a link may lead nowhere."""
+    return os.path.getsize(path) if os.path.exists(path) else -1
+
+
+def check_memory(size: int, what: str, advice: str = "") -> None:
+    """Refuse what would take more bytes than are free; where the system does not say, that is nothing."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    if size > free:
+        gib = f"{size / 2**30:,.0f} GiB in memory, where {free / 2**30:,.0f} are free"
+        raise ValueError(f"{what} would take {gib}{advice}.")
 
 
 AnySet = TypeVar("AnySet", bound=ImageSet | FolderSet)

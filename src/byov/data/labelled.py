@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 
 import torch
 
 from byov.data.batches import Batches
-from byov.data.datasets import FolderSet, ImageSet
+from byov.data.datasets import FolderSet, ImageSet, check_memory
 from byov.data.sources import load
 
 
@@ -41,12 +41,13 @@ def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
         )
     if isinstance(data, ImageSet):
         return data
-    size, free = len(data) * data.channels * data.image_size**2, _free_memory()
-    if size > free:
-        gib = f"{size / 2**30:.0f} GiB in memory, where {free / 2**30:.0f} are free"
-        raise ValueError(f"The {split} split of {data.name} would take {gib}: evaluate with --limit and --train-limit.")
-    batches = list(Batches(data, 256, shuffle=False, drop_last=False))
-    images, labels = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("images", "labels"))
+    size = len(data) * data.channels * data.image_size**2
+    check_memory(size, f"The {split} split of {data.name}", ": evaluate with --limit and --train-limit")
+    batches = Batches(data, 256, shuffle=False, drop_last=False)
+    parts = list(batches)
+    images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
+    if batches.unreadable:
+        print(batches.left_out(), file=sys.stderr)
     return ImageSet(data.name, images, labels, data.class_names)
 
 
@@ -55,11 +56,3 @@ def check_classes(train: ImageSet, test: ImageSet, split: str) -> None:
     if train.class_names != test.class_names:
         counts = f"{len(train.class_names)} and {len(test.class_names)}"
         raise ValueError(f"The training and the {split} split of {test.name} have different classes ({counts}).")
-
-
-def _free_memory() -> int:
-    """Return the free memory in bytes; where the system does not say, as many as anybody wants."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 62

@@ -12,7 +12,6 @@ import difflib
 import io
 import lzma
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -26,7 +25,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from byov.data.arrays import Arrays
 from byov.data.datasets import FolderSet, ImageSet, holdout
+from byov.data.telling import shown
 
 TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
     "cifar10": lambda root, split, get: torchvision.datasets.CIFAR10(root, split == "train", download=get),
@@ -38,6 +39,8 @@ TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
 NAMES = ("digits", *TORCHVISION, "imagenet")
 SPLITS = ("train", "test")
 EXTRA_SPLITS = {"svhn": ("extra",), "stl10": ("unlabeled",)}
+LARGEST = 4096  # pixels along a side that images are brought to
+MOST_CLASSES = 10_000  # that images are labelled with where there are fewer labels than classes
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 
 
@@ -60,11 +63,12 @@ def load(
     `image_size` and `channels` (1 or 3) resize it: `load("digits", image_size=32, channels=3)` suits a network made for
     CIFAR. Nothing is fetched unless `download` is set.
     """
+    check_shape(image_size, channels)
     kind, colon, path = name.partition(":")
     if colon and kind == "folder":
         return folder(path, split, image_size, channels or 3)
     if name == "imagenet":
-        return _imagenet(data_root(root), split, image_size)
+        return _imagenet(data_root(root), split, image_size, channels or 3)
     if colon and kind == "npz":
         return npz(path, split).resized(image_size, channels)
     if (colon and kind == "table") or name.lower().endswith((".csv", ".tsv", ".txt")):
@@ -79,6 +83,14 @@ def load(
         raise ValueError(f"{name} has the splits {', '.join(splits)}.")
     data = digits(split) if name == "digits" else _named(name, split, data_root(root), download)
     return data.resized(image_size, channels)
+
+
+def check_shape(image_size: int | None, channels: int | None, prefix: str = "") -> None:
+    """Refuse sizes and channels that images cannot be brought to; `prefix` is that of the keys."""
+    if image_size is not None and not 1 <= image_size <= LARGEST:
+        raise ValueError(f"{prefix}image_size is a number of pixels from 1 to {LARGEST}, not {image_size}.")
+    if channels not in (None, 1, 3):
+        raise ValueError(f"{prefix}channels is 1 or 3, not {channels}.")
 
 
 def digits(split: str = "train") -> ImageSet:
@@ -98,8 +110,7 @@ def cifar10h(root: str | Path | None = None) -> Tensor:
     path = data_root(root) / "cifar10h.npz"
     if not path.is_file():
         raise ValueError(f"{path} is missing: save CIFAR-10H's counts (10,000 × 10) there as the array 'counts'.")
-    with np.load(path, allow_pickle=False) as file:
-        return torch.from_numpy(file["counts"].astype(np.int64))
+    return torch.from_numpy(Arrays(path)["counts"].astype(np.int64))
 
 
 def npz(path: str | Path, split: str = "train", name: str | None = None) -> ImageSet:
@@ -109,34 +120,44 @@ def npz(path: str | Path, split: str = "train", name: str | None = None) -> Imag
     and `test_labels` (whole numbers from 0, one per image; a split without them is unlabelled), and `class_names` if
     the labels have names. One split is enough. Images may be packed, see `_unpack`.
     """
-    path = Path(path).expanduser()
-    try:
-        file = np.load(path, allow_pickle=False)
-        keys = set(file.files)
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a readable .npz file.") from error
-    here = [s for s in SPLITS if keys & {f"{s}_images", f"{s}_blob"}]
+    file = Arrays(path)
+    here = [s for s in SPLITS if f"{s}_images" in file or f"{s}_blob" in file]
     if split not in here:
-        has = " and ".join(here) or f"the arrays {', '.join(sorted(keys))}"
+        has = " and ".join(here) or f"the arrays {', '.join(sorted(file.names))}"
         wants = f"'{split}_images' (uint8; NHWC, NCHW or NHW) and '{split}_labels' (whole numbers)"
         hint = f"; it is to have {wants}" if split in SPLITS else ""
-        raise ValueError(f"{path} has no {split!r} images; it has {has}{hint}.")
-    images = file[f"{split}_images"] if f"{split}_images" in keys else _unpack(file, split)
-    labels = {s: _labels(file[f"{s}_labels"], path) for s in SPLITS if f"{s}_labels" in keys}
-    if "class_names" in keys:
-        names = tuple(str(n) for n in file["class_names"])
+        raise ValueError(f"{file.path} has no {split!r} images; it has {has}{hint}.")
+    images = file[f"{split}_images"] if f"{split}_images" in file else _unpack(file, split)
+    labels = {s: _labels(file[f"{s}_labels"], file.path) for s in SPLITS if f"{s}_labels" in file}
+    if "class_names" in file:
+        names = tuple(str(n) for n in file["class_names"].ravel())
     else:
-        names = tuple(map(str, range(1 + max((int(part.max(initial=-1)) for part in labels.values()), default=-1))))
+        names = _numbered(
+            np.concatenate([part.ravel() for part in (*labels.values(), np.empty(0, np.int64))]), file.path
+        )
     own = torch.from_numpy(labels[split]) if split in labels else None
-    return ImageSet(name or f"npz:{path.stem}", _nchw(images, path), own, names)
+    return ImageSet(name or f"npz:{file.path.stem}", _nchw(images, file.path), own, names)
 
 
 def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
     """Return labels as int64; floats that are whole pass, since NumPy makes them of whole numbers readily."""
-    for label in labels.ravel().tolist():
-        if not isinstance(label, int | float) or label % 1:
-            raise ValueError(f"{path}: labels are whole numbers, not {label!r}.")
+    with np.errstate(invalid="ignore"):  # infinite ones
+        odd = labels[labels % 1 != 0] if labels.dtype.kind in "biuf" else labels
+    if odd.size:
+        raise ValueError(f"{path}: labels are whole numbers, not {odd.flat[0].item()!r}.")
+    if labels.size and abs(highest := labels.max().item()) >= 2**63:
+        raise ValueError(f"{path}: {highest:.4g} is too large for a label.")
     return labels.astype(np.int64)
+
+
+def _numbered(labels: np.ndarray, path: Path) -> tuple[str, ...]:
+    """Name classes by their numbers, which have to be in proportion to how many labels there are."""
+    highest = int(labels.max(initial=-1))
+    if highest >= max(MOST_CLASSES, len(labels)):
+        raise ValueError(
+            f"{path}: a label of {highest} among {len(labels)} is out of proportion: count classes from 0."
+        )
+    return tuple(map(str, range(1 + highest)))
 
 
 def _nchw(images: np.ndarray, where: str | Path) -> Tensor:
@@ -150,23 +171,25 @@ def _nchw(images: np.ndarray, where: str | Path) -> Tensor:
     return torch.from_numpy(np.array(images, order="C"))  # a copy: what was unpacked may be read-only
 
 
-def _unpack(file: np.lib.npyio.NpzFile, split: str) -> np.ndarray:
+def _unpack(file: Arrays, split: str) -> np.ndarray:
     """Read images packed as `{split}_blob`, with `image_shape` and a `codec`.
 
     "xz" is one stream of raw pixels; "webp", "png" or "jpeg" are pictures at `{split}_offsets`, each a sheet with
     `sheet_cols` images to a row.
     """
-    height, width, *rest = (int(n) for n in file["image_shape"])
-    blob = file[f"{split}_blob"]
-    if str(file["codec"]) == "xz":
-        return np.frombuffer(lzma.decompress(blob.tobytes()), np.uint8).reshape(-1, height, width, *rest)
-    columns = int(file["sheet_cols"]) if "sheet_cols" in file.files else 1
-    tiles = []
-    for start, stop in pairwise(file[f"{split}_offsets"]):
-        with Image.open(io.BytesIO(blob[start:stop].tobytes())) as sheet:
-            rows = np.asarray(sheet.convert("RGB")).reshape(-1, height, columns, width, 3)
-        tiles.append(rows.transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3))
-    return np.concatenate(tiles)
+    shape, blob, codec = file["image_shape"], file[f"{split}_blob"], str(file["codec"])
+    offsets = None if codec == "xz" else file[f"{split}_offsets"]
+    columns = int(file["sheet_cols"]) if "sheet_cols" in file else 1
+    with file.told(f"has {split} images that cannot be unpacked"):
+        height, width, *rest = map(int, shape)
+        if offsets is None:
+            return np.frombuffer(lzma.decompress(blob.tobytes()), np.uint8).reshape(-1, height, width, *rest)
+        tiles = []
+        for start, stop in pairwise(offsets):
+            with Image.open(io.BytesIO(blob[start:stop].tobytes())) as sheet:
+                rows = np.asarray(sheet.convert("RGB")).reshape(-1, height, columns, width, 3)
+            tiles.append(rows.transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3))
+        return np.concatenate(tiles)
 
 
 def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
@@ -200,8 +223,6 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
     root = Path(path).expanduser()
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder.")
-    if channels not in (1, 3):
-        raise ValueError(f"Images from a folder have 1 or 3 channels, not {channels}.")
     present = {k: root / name for k, names in SPLIT_FOLDERS.items() for name in names[::-1] if (root / name).is_dir()}
     if present and split not in present:
         raise ValueError(f"{root} has the splits {' and '.join(sorted(present))}, not {split!r}.")
@@ -218,7 +239,8 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
         raise ValueError(f"{base} has no images (files named {', '.join(IMG_EXTENSIONS[:4])} …).")
     labels = torch.tensor([label for label, paths in enumerate(members.values()) for _ in paths]) if members else None
     paths = tuple(loose or (path for paths in members.values() for path in paths))
-    return FolderSet(f"folder:{root.name}", paths, labels, tuple(members), image_size or 224, channels)
+    names = tuple(map(shown, members))
+    return FolderSet(f"folder:{shown(root.name)}", paths, labels, names, image_size or 224, channels)
 
 
 def _walk(path: Path) -> list[str]:
@@ -226,15 +248,18 @@ def _walk(path: Path) -> list[str]:
 
 
 def _images(path: Path, names: list[str]) -> list[str]:
+    """Return the files that are named as images; a link that leads nowhere is one that cannot be read."""
     images = (name for name in names if name.lower().endswith(IMG_EXTENSIONS))
-    return sorted(str(path / name) for name in images if not os.path.basename(name).startswith("."))
+    places = (str(path / name) for name in images if not os.path.basename(name).startswith("."))
+    return sorted(place for place in places if os.path.isfile(place) or not os.path.exists(place))
 
 
-def _imagenet(root: Path, split: str, image_size: int | None) -> FolderSet:
+def _imagenet(root: Path, split: str, image_size: int | None, channels: int = 3) -> FolderSet:
     """Find ImageNet's class folders under root/imagenet (or root itself); test images are the usual central 7/8."""
     for place in (root / "imagenet", root):
         if any((place / part).is_dir() for part in ("train", "val")):
-            return replace(folder(place, split, image_size), name="imagenet", crop=0.875 if split == "test" else 1.0)
+            found = folder(place, split, image_size, channels)
+            return replace(found, name="imagenet", crop=0.875 if split == "test" else 1.0)
     raise ValueError(
         f"ImageNet is not in {root / 'imagenet'}: it may not be downloaded freely, so unpack its archives there "
         "(torchvision.datasets.ImageNet does it) into train/CLASS/*.JPEG and val/CLASS/*.JPEG."

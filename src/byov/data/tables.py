@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import math
-import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from byov.data.arrays import Arrays
 from byov.data.sources import data_root
 
+COMMAS = " Commas separate the columns, so the decimal sign has to be a point."
 YEAR_TRAIN = 463_715  # the authors' split of YearPredictionMSD: the songs after these are by other artists
 
 
@@ -57,13 +59,18 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Features X (N, D), target y (N,), further targets y_other (N, k) or None, and splits as (train, test) indices."""
+    """Features X (N, D), target y (N,), further targets y_other (N, k) or None, and splits as (train, test) indices.
+
+    `columns` are the features' names and `target` is the target's, where the file had names that tell columns apart.
+    """
 
     name: str
     X: Tensor
     y: Tensor
     splits: tuple[tuple[Tensor, Tensor], ...]
     y_other: Tensor | None = None
+    columns: tuple[str, ...] = ()
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if self.X.ndim != 2 or self.y.shape != self.X.shape[:1] or not len(self.X) or not self.X.shape[1]:
@@ -74,6 +81,8 @@ class Table:
         for key, values in (("X", self.X), ("y", self.y), ("y_other", self.y_other)):
             if values is not None:
                 refuse_gaps(values, f"{self.name}: {key}")
+        for number, parts in enumerate(self.splits):
+            check_split(*parts, len(self), f"{self.name}: split {number}")
 
     def __len__(self) -> int:
         return len(self.X)
@@ -122,6 +131,8 @@ class Rows:
     y_mean: tuple[float, ...]
     y_std: tuple[float, ...]
     digest: str
+    columns: tuple[str, ...] = ()
+    target: str | None = None
     image_size: ClassVar[int] = 1
     unit: ClassVar[str] = "rows"
 
@@ -141,7 +152,8 @@ def training_rows(data: Table, split: int = 0) -> Rows:
     fold = data.fold(split)
     moments = (*Scale.of(data.X[data.splits[split][0]]), fold.y_mean, fold.y_std)
     mean, std, y_mean, y_std = (tuple(part.tolist()) for part in moments)
-    return Rows(data.name, fold.X_train, fold.y_train, mean, std, y_mean, y_std, data.digest)
+    names = (data.columns, data.target)
+    return Rows(data.name, fold.X_train, fold.y_train, mean, std, y_mean, y_std, data.digest, *names)
 
 
 def as_numbers(values: Any, name: str) -> Tensor:
@@ -173,6 +185,20 @@ def refuse_gaps(values: Tensor, name: str) -> None:
         raise ValueError(f"{name} has a missing or infinite value in row {int(rows[0])}.")
     if len(rows):
         raise ValueError(f"{name} has missing or infinite values in {len(rows)} rows, the first is row {int(rows[0])}.")
+
+
+def check_split(train: Tensor, test: Tensor, rows: int, name: str) -> None:
+    """Refuse indices that are no rows of the table, and rows that are both trained and tested on."""
+    for part, indices in (("training", train), ("test", test)):
+        if indices.is_floating_point() or indices.ndim != 1 or not len(indices):
+            got = f"{indices.dtype} of shape {tuple(indices.shape)}"
+            raise ValueError(f"{name} is to have a list of whole numbers as its {part} rows, not {got}.")
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= rows:
+            raise ValueError(f"{name} has the {part} row {low if low < 0 else high}, of rows 0 to {rows - 1}.")
+    both = torch.isin(test, train)
+    if both.any():
+        raise ValueError(f"{name} has {int(both.sum())} of its test rows in training too, such as row {test[both][0]}.")
 
 
 def random_splits(
@@ -212,89 +238,131 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
     file, `splits` random 90:10 splits are made.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file.")
     if path.suffix == ".npz":
         return _npz(path, path.stem, splits, seed)
+    names, rows = _csv(path)
+    place = _place(path, names, rows.shape[1], target)
+    X = torch.from_numpy(np.delete(rows, place, axis=1))
+    made = random_splits(len(rows), splits, seed=seed, name=str(path))
+    found = Table(path.stem, X, torch.from_numpy(rows[:, place].copy()), made)
+    if len(set(names)) < rows.shape[1]:  # none, or some that several columns have
+        return found
+    return replace(found, columns=(*names[:place], *names[place + 1 :]), target=names[place])
+
+
+def features(
+    path: str | Path, count: int, target: str | int = -1, columns: Sequence[str] = (), name: str | None = None
+) -> Tensor:
+    """Return the `count` features of the rows to predict, of a .csv, or of X in an .npz.
+
+    A file with column names gives `columns` in that order, and may have the target, called `name`, beside them. Where
+    the file or the model knows no names the number of columns has to fit, with the one at `target` or without it.
+    """
+    path = Path(path).expanduser()
+    if path.suffix == ".npz":
+        X = as_numbers(Arrays(path)["X"], f"{path}: X")
+        refuse_gaps(X, f"{path}: X")
+    else:
+        names, rows = _csv(path)
+        if names and columns:
+            return torch.from_numpy(rows[:, matched(names, columns, name, path)])
+        if rows.shape[1] != count:
+            rows = np.delete(rows, _place(path, names, rows.shape[1], target), axis=1)
+        X = torch.from_numpy(rows)
+    if X.ndim != 2 or X.shape[1] != count:
+        raise ValueError(f"{path} has {X.shape[-1]} features beside the target, not {count}.")
+    return X
+
+
+def matched(names: Sequence[str], columns: Sequence[str], target: str | None, where: str | Path) -> list[int]:
+    """Return the places of `columns` among `names`, which are to be the same but for their order and the target."""
+    missing = [column for column in columns if column not in names]
+    extra = [name for name in names if name not in (*columns, target)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    faults = (("lacks", missing), ("also has", extra), ("has twice", twice))
+    said = "; it ".join(f"{fault} {', '.join(map(repr, some))}" for fault, some in faults if some)
+    if said:
+        raise ValueError(f"The columns of {where} are not those the model was trained on: it {said}.")
+    return [names.index(column) for column in columns]
+
+
+def _place(path: Path, names: Sequence[str], count: int, target: str | int) -> int:
+    """Return the number of the target's column."""
+    if isinstance(target, int):
+        if not -count <= target < count or count < 2:
+            raise ValueError(f"{path} has {count} columns, so none can be the target at {target}.")
+        return target % count
+    if names.count(target) > 1:
+        raise ValueError(f"{path} has {names.count(target)} columns {target!r}: count to the target's instead.")
+    if target not in names:
+        raise ValueError(f"{path} has no column {target!r}; it has {', '.join(names) or f'{count} without names'}.")
+    return names.index(target)
+
+
+def _csv(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return a file's column names, if it has any, and its rows."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file.")
     if path.suffix != ".csv":
         raise ValueError(f"A table is a .csv or an .npz file, not {path.name}.")
-    header, rows = _csv(path)
-    if isinstance(target, str) and target not in header:
-        raise ValueError(f"{path} has no column {target!r}; it has {', '.join(header)}.")
-    if isinstance(target, str) and header.count(target) > 1:
-        raise ValueError(f"{path} has {header.count(target)} columns {target!r}: count to the target's instead.")
-    column = header.index(target) if isinstance(target, str) else target
-    if not -len(header) <= column < len(header) or len(header) < 2:
-        raise ValueError(f"{path} has {len(header)} columns, so none can be the target at {column}.")
-    column %= len(header)
-    X = np.delete(rows, column, axis=1)
-    made = random_splits(len(rows), splits, seed=seed, name=str(path))
-    return Table(path.stem, torch.from_numpy(X), torch.from_numpy(rows[:, column].copy()), made)
-
-
-def features(path: str | Path, count: int, target: str | int = -1) -> Tensor:
-    """Return the rows of a .csv or .npz to predict: `count` columns, or one more, the `target`'s, which is dropped."""
-    path = Path(path).expanduser()
-    if path.suffix == ".csv" and path.is_file():
-        header, rows = _csv(path)
-        if len(header) == count:
-            return torch.from_numpy(rows)
-    found = table(path, target, splits=1).X
-    if found.shape[1] != count:
-        raise ValueError(f"{path} has {found.shape[1]} features beside the target, not {count}.")
-    return found
-
-
-def _csv(path: Path) -> tuple[list[str], np.ndarray]:
-    """Return a file's column names, or their numbers where it has no names, and its rows."""
-    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
-        lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
+            lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: save it as UTF-8 ({error.reason} at byte {error.start})."
+        ) from None
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a .csv file: {error}.") from None
     if not lines:
         raise ValueError(f"{path} is empty.")
-    header = [cell.strip() for cell in lines[0][1]]
-    if all(_number(cell) is None for cell in header):
-        lines = lines[1:]
-    else:
-        header = [str(column) for column in range(len(header))]
+    first = [cell.strip() for cell in lines[0][1]]
+    names = tuple(first) if all(_number(cell) is None for cell in first) else ()
+    width = len(first)
     rows = []
-    for number, line in lines:
-        if len(line) != len(header):
-            raise ValueError(f"{path}, line {number}: {len(line)} cells where {len(header)} were expected.")
-        values = []
-        for column, cell in zip(header, line, strict=True):
-            value = _number(cell)
-            if value is None or not math.isfinite(value):
-                what = "not a number" if value is None else "a missing or infinite value"
-                raise ValueError(f"{path}, line {number}: {cell!r} in column {column!r} is {what}.")
-            values.append(value)
-        rows.append(values)
+    for number, line in lines[1:] if names else lines:
+        if len(line) != width:
+            hint = COMMAS if len(line) > width else ""
+            raise ValueError(f"{path}, line {number}: {len(line)} cells where {width} were expected.{hint}")
+        cells = zip(names or range(width), line, strict=True)
+        rows.append([_finite(cell, f"{path}, line {number}: {cell!r} in column {str(name)!r}") for name, cell in cells])
     if not rows:
         raise ValueError(f"{path} has column names but no rows.")
-    return header, np.array(rows, dtype=np.float64)
+    return names, np.array(rows, dtype=np.float64)
+
+
+def _finite(cell: str, where: str) -> float:
+    value = _number(cell)
+    if value is None:
+        raise ValueError(f"{where} is not a number.{COMMAS if set(cell) & set(',;') else ''}")
+    if not math.isfinite(value):
+        raise ValueError(f"{where} is a missing or infinite value.")
+    return value
 
 
 def _number(cell: str) -> float | None:
     try:
-        return float(cell)
+        return float(cell) if "_" not in cell else None  # Python reads 1_5 as 15
     except ValueError:
         return None
 
 
 def _npz(path: Path, name: str, splits: int = 20, seed: int = 0) -> Table:
-    try:
-        file = np.load(path, allow_pickle=False)
-        arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a readable .npz file of plain arrays.") from error
-    if not {"X", "y"} <= set(arrays):
-        raise ValueError(f"{path} has no arrays X and y; it has {', '.join(sorted(arrays))}.")
-    kept = {key: as_numbers(arrays[key], f"{path}: {key}") for key in ("X", "y", "y_other") if key in arrays}
-    X, y, other = kept["X"], kept["y"], kept.get("y_other")
+    file = Arrays(path)
+    X, y = (as_numbers(file[key], f"{path}: {key}") for key in ("X", "y"))
+    other = as_numbers(file["y_other"], f"{path}: y_other") if "y_other" in file else None
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if "split_train" in arrays and "split_test" in arrays:
-        pairs = zip(arrays["split_train"].astype(np.int64), arrays["split_test"].astype(np.int64), strict=True)
-        made = tuple((torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs)
-    else:
-        made = random_splits(len(X), splits, seed=seed, name=str(path))
-    return Table(name, X, y, made, other)
+    if "split_train" not in file and "split_test" not in file:
+        return Table(name, X, y, random_splits(len(X), splits, seed=seed, name=str(path)), other)
+    train, test = file["split_train"], file["split_test"]
+    if (
+        train.ndim != 2
+        or test.ndim != 2
+        or not len(train) == len(test) > 0
+        or {train.dtype.kind, test.dtype.kind} - {*"iu"}
+    ):
+        got = f"{train.dtype} {train.shape} and {test.dtype} {test.shape}"
+        raise ValueError(f"{path}: split_train and split_test hold whole numbers, a line per split, not {got}.")
+    pairs = zip(train.astype(np.int64), test.astype(np.int64), strict=True)
+    return Table(name, X, y, tuple((torch.from_numpy(a), torch.from_numpy(b)) for a, b in pairs), other)

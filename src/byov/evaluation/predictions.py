@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from byov.data import Batches, FolderSet, ImageSet, load
 from byov.data.sources import SPLIT_FOLDERS
+from byov.data.telling import reason, shown
 from byov.files import check_out
 from byov.prediction import Prediction
 from byov.runs import Run
@@ -37,7 +38,8 @@ class Predictions:
     """`predicted` (the class's number), `NUMBERS`, and `draws`."""
     class_names: tuple[str, ...]
     labels: np.ndarray | None = None
-    unreadable: int = 0
+    unreadable: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Files that could not be read: at which place among the inputs, the name, and why."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -70,11 +72,7 @@ def find_images(
         split = split or ("test" if splits else "train")
         return load(f"folder:{path}", split, image_size=image_size, channels=channels), path
     name = f"npz:{data}" if data.endswith(".npz") and not data.startswith("npz:") else data
-    streamed = name == "imagenet"
-    loaded = load(name, split or "test", root, image_size=image_size if streamed else None, channels=channels)
-    if isinstance(loaded, ImageSet) and image_size is not None:
-        loaded = loaded.resized(image_size)
-    return loaded, None
+    return load(name, split or "test", root, image_size=image_size, channels=channels), None
 
 
 def predict_all(
@@ -82,11 +80,12 @@ def predict_all(
 ) -> Predictions:
     """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
 
-    Of a folder, files that cannot be read are left out and counted; names are relative to `root`.
+    Of a folder, files that cannot be read are left out and named; names are relative to `root`.
     """
     samples = run.reading.samples if run.posterior else None
     rows, parts, indices = [], [], []
-    for batch in Batches(data, run.reading.batch_size, shuffle=False, drop_last=False):
+    batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
+    for batch in batches:
         prediction = _predicted(run, batch.images.float() / 255, samples)
         rows.append(_columns(prediction))
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
@@ -94,7 +93,8 @@ def predict_all(
         if advance is not None:
             advance(len(indices))
     if not rows:
-        raise ValueError(f"None of the {len(data)} images of {data.name} can be read.")
+        first, why = _name(data, 0, root), batches.unreadable[0]
+        raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     probabilities, spread = (np.concatenate([part[i] for part in parts]) for i in range(2))
     classes = probabilities.shape[1]
@@ -102,8 +102,9 @@ def predict_all(
     names = names if len(names) == classes else tuple(map(str, range(classes)))
     same = tuple(data.class_names) == names  # else its labels are numbers of other classes
     labels = data.labels.cpu().numpy()[indices] if same and data.labels is not None else None
-    inputs = [_relative(data.paths[i], root) if isinstance(data, FolderSet) else str(i) for i in indices]
-    return Predictions(inputs, probabilities, spread, columns, names, labels, len(data) - len(indices))
+    inputs = [_name(data, i, root) for i in indices]
+    unreadable = {i: (_name(data, i, root), why) for i, why in sorted(batches.unreadable.items())}
+    return Predictions(inputs, probabilities, spread, columns, names, labels, unreadable)
 
 
 def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
@@ -126,12 +127,14 @@ def _predicted(run: Run, images: Tensor, samples: int | None) -> Prediction:
         return run.predictor(images, samples)
     except (RuntimeError, AssertionError, IndexError) as error:
         shape = "×".join(map(str, images.shape[1:]))
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
+        raise ValueError(f"The network cannot take images of {shape}: {reason(error)}") from error
 
 
-def _relative(path: str, root: Path | None) -> str:
-    return path if root is None else os.path.relpath(path, root)
+def _name(data: ImageSet | FolderSet, index: int, root: Path | None) -> str:
+    """Return a file's name relative to `root`, or the number of an image in memory."""
+    if isinstance(data, ImageSet):
+        return str(index)
+    return shown(data.paths[index] if root is None else os.path.relpath(data.paths[index], root))
 
 
 def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
@@ -151,7 +154,11 @@ def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
 
 
 def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
-    """A .csv with a row per input, or an .npz with all probabilities and the protocol too; whole or not at all."""
+    """Write a .csv with a row per input, or an .npz with all probabilities and the protocol too; whole or not at all.
+
+    A file that could not be read has a row of its own in the .csv, at its place and empty but for its name; the .npz
+    has their names under "unreadable" and nothing else of them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial{path.suffix}")
     try:
@@ -167,6 +174,11 @@ def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
                 "protocol": np.array(json.dumps(protocol, ensure_ascii=False)),
                 **found.columns,
                 **({} if found.labels is None else {"label": found.labels}),
+                **(
+                    {"unreadable": np.array([name for name, _ in found.unreadable.values()])}
+                    if found.unreadable
+                    else {}
+                ),
             }
             np.savez_compressed(partial, **arrays)
         os.replace(partial, path)
@@ -175,8 +187,18 @@ def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
 
 
 def _lines(found: Predictions) -> Iterator[list[str]]:
-    labelled = [] if found.labels is None else ["label"]
-    yield ["input", *labelled, "predicted", *NUMBERS, "draws"]
+    """Give the header and the rows; those of unreadable files stand where the files do, so that none is missed."""
+    header = ["input", *([] if found.labels is None else ["label"]), "predicted", *NUMBERS, "draws"]
+    yield header
+    rows = _rows(found)
+    for place in range(len(found) + len(found.unreadable)):
+        if place in found.unreadable:
+            yield [found.unreadable[place][0], *[""] * (len(header) - 1)]
+        else:
+            yield next(rows)
+
+
+def _rows(found: Predictions) -> Iterator[list[str]]:
     for i, name in enumerate(found.inputs):
         truth = [] if found.labels is None else [found.class_names[found.labels[i]]]
         numbers = [f"{found.columns[column][i]:.7g}" for column in NUMBERS]

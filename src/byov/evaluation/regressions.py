@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -21,7 +21,7 @@ from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs import read_header
 from byov.runs.run import NO_NETWORK, digest, started_anew
-from byov.train.tabular import Regressor, restore
+from byov.train.tabular import Regressor, held_out, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
@@ -90,9 +90,7 @@ def evaluate_run(
     """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
     check_out(out, force)
     module, recipe, like = restore(read_header(name, ["table"]).trusted(trust).file, device)
-    data = (recipe.data if root is None else replace(recipe.data, root=str(root))).table()
-    _, test = data.split(recipe.data.split)
-    X, y = data.X[test], data.y[test][:, None]
+    data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
     found: dict[str, Any] = {key: predicted(module, like, X, count, seed).scores(y) for key, count in readings.items()}
@@ -100,7 +98,7 @@ def evaluate_run(
     found["note"] = NO_NETWORK if started_anew(module.net) else ""
     found["protocol"] = {
         "model": {"name": name, "kind": "table", "digest": digest(module), "posterior": posterior},
-        "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(test)},
+        "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(y)},
         "samples": samples if posterior else None,
         "seed": seed,
         "device": device.type,
@@ -126,7 +124,10 @@ def predict_run(
         raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
     check_out(out, force)
     module, recipe, like = restore(read_header(name, ["table"]).trusted(trust).file, device)
-    found = predicted(module, like, features(data, like.channels, recipe.data.column), samples, seed)
+    X = features(data, like.channels, recipe.data.column, like.columns, like.target)
+    found = predicted(module, like, X, samples, seed)
+    if not found.std.isfinite().all():
+        raise ValueError(f"The predictions of {data} are not finite for some of the rows.")
     columns = (found.mean[:, 0].tolist(), found.std[:, 0].tolist(), found.spread[:, 0].tolist())
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:

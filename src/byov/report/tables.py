@@ -128,7 +128,7 @@ def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> I
     parts += [] if found.accuracy is None else [f"top-1 {100 * found.accuracy:.2f} %"]
     parts += [f"mean confidence {values['confidence'].mean():.3f}", f"entropy {values['entropy'].mean():.3f}"]
     parts += [f"mutual information {values['mutual_information'].mean():.4f}"] if posterior else []
-    parts += [f"{found.unreadable} could not be read"] if found.unreadable else []
+    parts += [f"{len(found.unreadable)} could not be read"] if found.unreadable else []
     yield f"{', '.join(parts)}: {out}"
 
 

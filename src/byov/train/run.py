@@ -110,8 +110,9 @@ def execute(
         finished = loop.fit()
         if loop.signal:
             raise Stopped(summary(loop, finished))
+        left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(summary(loop, finished))
+            _say(*(left_out,) * bool(left_out), summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
             dist.barrier()

@@ -6,7 +6,7 @@ all splits of a table at once, for the paper's network and families.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log, pi
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from byov.data import Batch
 from byov.data.config import Like
-from byov.data.tables import Rows, Table, table, training_rows, uci
+from byov.data.tables import Rows, Table, matched, table, training_rows, uci
 from byov.models import regression_mlp
 from byov.models.registry import resolve
 from byov.posterior import kl_scale
@@ -189,16 +189,37 @@ def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
 
     def make(data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
         task = TableTask(recipe, data, fabric.world_size, fabric.device)
-        return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)]}
+        names = {"columns": list(data.columns), "target": data.target} if data.columns else {}
+        return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)], **names}
 
     return execute("table", recipe, run, resume, make, recipe.posterior.note())  # type: ignore[arg-type]
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
-    """Return the module of a run as its checkpoint left it, its recipe, and the features' moments."""
+    """Return the module of a run as its checkpoint left it, its recipe, and what its rows are like."""
     state, like = reopen(run, "table")
-    recipe = from_dict(Tabular, state["recipe"]["config"])
-    y_mean, y_std = map(tuple, state["recipe"]["targets"])
+    about = state["recipe"]
+    recipe = from_dict(Tabular, about["config"])
+    y_mean, y_std = map(tuple, about["targets"])
     module = build(recipe, like, (y_mean, y_std), 1, torch.device(device))
     checkpoint.fill(module, state["module"], run)
-    return module.to(device).eval(), recipe, like
+    names = {"columns": tuple(about.get("columns", ())), "target": about.get("target")}  # older runs have none
+    return module.to(device).eval(), recipe, replace(like, digest=about["data"]["digest"], **names)
+
+
+def held_out(recipe: Tabular, like: Like, root: Path | None = None) -> tuple[Table, Tensor, Tensor]:
+    """Return the table of a run, its test rows and their targets (n, T); refuse a table that changed since training.
+
+    Columns may have changed places, for they are known by their names. Other rows would mean other splits.
+    """
+    config = replace(
+        recipe.data, root=str(root or recipe.data.root or "") or None, target=like.target or recipe.data.target
+    )
+    data = config.table()
+    if data.columns and like.columns:
+        places = matched(data.columns, like.columns, like.target, config.name)
+        data = replace(data, X=data.X[:, places], columns=like.columns)
+    if data.digest != like.digest:
+        raise ValueError(f"{config.name} has changed since the run was trained on it, so its test rows are not known.")
+    _, test = data.split(config.split)
+    return data, data.X[test], data.y[test][:, None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from byov.data import Table, table, uci
-from byov.data.tables import random_splits
+from byov.data.tables import features, random_splits
 
 
 def write(path: Path, text: str) -> Path:
@@ -113,6 +113,12 @@ def test_gaps_in_arrays_are_counted_in_rows_from_one(tmp_path: Path) -> None:
         ("a,b\n1,red\n", "b", "line 2: 'red' in column 'b' is not a number"),
         ("a,b\n1,\n", "b", "is not a number"),
         ("a,b\n1,2\n\n1,nan\n", "b", r"t\.csv, line 4: 'nan' in column 'b' is a missing or infinite value\."),
+        ("a,b\n1,5,2,5\n", "b", r"4 cells where 2 .* the decimal sign has to be a point\."),
+        ("a;b\n1,5;2,5\n", 0, "the decimal sign has to be a point"),
+        ("a;b\n1;2\n", 0, "Commas separate the columns"),
+        ("0,5;1,5\n0,5;2,5\n", 0, "'5;1' in column '1' is not a number.* has to be a point"),
+        ('a,b\n"1,5",2\n', "b", "'1,5' in column 'a' is not a number.* has to be a point"),
+        ("a,b\n1_5,2\n", "b", "'1_5' in column 'a' is not a number"),
         ("1,2\n3,-inf\n", 0, r"t\.csv, line 2: '-inf' in column '1' is a missing or infinite value\."),
         ("1,NA,3\n4,5,6\n7,8,9\n", 0, r"t\.csv, line 1: 'NA' in column '1' is not a number\."),
         ("a,b,a\n1,2,3\n4,5,6\n", "a", r"t\.csv has 2 columns 'a': count to the target's instead\."),
@@ -130,34 +136,112 @@ def test_bad_csv(tmp_path: Path, text: str, target: str | int, sentence: str) ->
         table(write(tmp_path / "t.csv", text), target)
 
 
+def test_a_csv_that_is_no_utf8_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe,b\n1,2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t\.csv is not UTF-8 text"):
+        table(path)
+    path.write_bytes(b"a,b\n1,2\n" + b'"' + b"1" * 200_000)
+    with pytest.raises(ValueError, match=r"t\.csv is not a \.csv file: field larger"):
+        table(path)
+
+
 def test_npz_tables(tmp_path: Path) -> None:
     X, y = np.arange(12.0).reshape(6, 2), np.arange(6)
     np.savez(tmp_path / "own.npz", X=X, y=y[:, None])
     data = table(tmp_path / "own.npz", splits=3)
     assert data.y.tolist() == y.tolist()
-    assert len(data.splits) == 3
-    assert data.y_other is None
-    np.savez(tmp_path / "words.npz", X=X, y=np.array(list("abcdef")))
-    with pytest.raises(ValueError, match="y is to hold numbers"):
-        table(tmp_path / "words.npz")
-    np.savez(tmp_path / "short.npz", X=X, y=y[:5])
-    with pytest.raises(ValueError, match="X \\(N, D\\) and y \\(N,\\)"):
-        table(tmp_path / "short.npz")
-    np.savez(tmp_path / "one.npz", X=X[:1], y=y[:1])
-    with pytest.raises(ValueError, match=r"one\.npz has 1 row: splits need at least two\."):
-        table(tmp_path / "one.npz")
-    np.savez(tmp_path / "other.npz", Z=X)
-    with pytest.raises(ValueError, match="no arrays X and y"):
-        table(tmp_path / "other.npz")
-    with pytest.raises(ValueError, match="not a readable"):
-        table(write(tmp_path / "text.npz", "text"))
-    for name in ("absent.csv", "text.txt"):
-        write(tmp_path / "text.txt", "1,2")
-        with pytest.raises(ValueError, match=r"is not a file|\.csv or an \.npz"):
+    assert (len(data.splits), data.y_other, data.columns) == (3, None, ())
+    write(tmp_path / "text.txt", "1,2")
+    for name, sentence in (("absent.csv", "is not a file"), ("text.txt", r"\.csv or an \.npz")):
+        with pytest.raises(ValueError, match=sentence):
             table(tmp_path / name)
 
 
-def test_uci_folder(tmp_path: Path) -> None:
+TRAIN, TEST = np.array([[0, 1, 2, 3]]), np.array([[4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"y": np.array(list("abcdef"))}, "y is to hold numbers"),
+        ({"y": np.arange(5)}, r"X \(N, D\) and y \(N,\)"),
+        ({"X": np.ones((1, 2)), "y": np.ones(1)}, r"t\.npz has 1 row: splits need at least two\."),
+        ({"y": None}, r"t\.npz has no array 'y'; it has the arrays X\."),
+        (
+            {"split_train": TRAIN, "split_test": TEST - 1},
+            "split 0 has 1 of its test rows in training too, such as row 3",
+        ),
+        ({"split_train": TRAIN, "split_test": TEST + 1}, "split 0 has the test row 6, of rows 0 to 5"),
+        ({"split_train": TRAIN - 1, "split_test": TEST}, "split 0 has the training row -1, of rows 0 to 5"),
+        ({"split_train": TRAIN + 0.5, "split_test": TEST}, r"t\.npz: split_train and split_test hold whole numbers"),
+        ({"split_train": TRAIN, "split_test": TEST[0]}, "a line per split"),
+        ({"split_train": TRAIN, "split_test": TEST[[0, 0]]}, "a line per split"),
+        ({"split_train": TRAIN[:0], "split_test": TEST[:0]}, "a line per split"),
+        (
+            {"split_train": TRAIN, "split_test": TEST[:, :0]},
+            "split 0 is to have a list of whole numbers as its test rows",
+        ),
+        ({"split_train": TRAIN}, "has no array 'split_test'"),
+    ],
+)
+def test_bad_npz_tables(tmp_path: Path, arrays: dict[str, np.ndarray | None], sentence: str) -> None:
+    whole: dict[str, np.ndarray | None] = {"X": np.ones((6, 2)), "y": np.ones(6), **arrays}
+    np.savez(tmp_path / "t.npz", **{key: array for key, array in whole.items() if array is not None})
+    with pytest.raises(ValueError, match=sentence):
+        table(tmp_path / "t.npz")
+
+
+NAMES = ("a", "b", "c")
+
+
+def rows(path: Path, text: str, columns: tuple[str, ...] = NAMES, target: str | int = -1) -> list[list[float]]:
+    return features(write(path, text), 3, target, columns, "y").tolist()
+
+
+def test_rows_to_predict_are_matched_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for text in (
+        "a,b,c\n1,2,3\n",
+        "a,b,c,y\n1,2,3,9\n",
+        "b,a,c,y\n2,1,3,9\n",
+        "y,c,b,a\n9,3,2,1\n",
+        "1,2,3\n",
+        "1,2,3,9\n",
+    ):
+        assert rows(path, text) == [[1, 2, 3]]
+    assert rows(path, "9,1,2,3\n", target=0) == [[1, 2, 3]]
+    for text, sentence in (
+        ("a,b,y\n1,2,9\n", r"t\.csv are not those the model was trained on: it lacks 'c'\.$"),
+        ("a,b,d\n1,2,3\n", r"it lacks 'c'; it also has 'd'\.$"),
+        ("a,b,c,d,y\n1,2,3,4,9\n", "it also has 'd'"),
+        ("a,b,b,c\n1,2,2,3\n", "it has twice 'b'"),
+        ("1,2\n", "1 features beside the target, not 3"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            rows(path, text)
+
+
+def test_without_names_the_number_of_columns_has_to_fit(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    assert rows(path, "b,a,c\n1,2,3\n", ()) == [[1, 2, 3]]
+    assert rows(path, "y,a,b,c\n9,1,2,3\n", (), "y") == [[1, 2, 3]]
+    np.savez(tmp_path / "t.npz", X=np.ones((4, 3)))
+    assert features(tmp_path / "t.npz", 3, -1, NAMES, "y").shape == (4, 3)
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=rf"has 3 features beside the target, not {count}"):
+            features(tmp_path / "t.npz", count)
+    np.savez(tmp_path / "t.npz", X=np.full((4, 3), np.nan))
+    with pytest.raises(ValueError, match=r"t\.npz: X has missing"):
+        features(tmp_path / "t.npz", 3)
+    assert (
+        table(write(path, "a,b,a\n1,2,3\n4,5,6\n"), "b").columns == ()
+    )  # names that several columns have tell nothing
+    named = table(write(path, "a,b,c\n1,2,3\n4,5,6\n"), "b")
+    assert (named.columns, named.target) == (("a", "c"), "b")
+
+
+def test_uci_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "uci").mkdir()
     split = np.array([[0, 1, 2, 3]], np.uint16), np.array([[4, 5]], np.uint16)
     X = np.random.default_rng(0).normal(size=(6, 2))
@@ -172,6 +256,9 @@ def test_uci_folder(tmp_path: Path) -> None:
         uci("yacht", tmp_path)
     rows = np.column_stack([1990 + np.arange(4), np.arange(8).reshape(4, 2)])
     np.savetxt(tmp_path / "uci" / "YearPredictionMSD.txt", rows, delimiter=",")
+    with pytest.raises(ValueError, match="year: split 0 is to have"):
+        uci("year", tmp_path)  # a part of the file has no test rows
+    monkeypatch.setattr("byov.data.tables.YEAR_TRAIN", 3)
     year = uci("year", tmp_path)
     assert year.y.tolist() == [1990, 1991, 1992, 1993]
     assert year.X.shape == (4, 2)

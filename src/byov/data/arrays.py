@@ -1,0 +1,43 @@
+"""The arrays of an .npz file, read without pickle; whatever is wrong with the file is one sentence that names it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from byov.data.telling import reason
+
+
+class Arrays:
+    """The plain arrays of an .npz file by name, each read when it is asked for."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        with self.told("is not a readable .npz file"):
+            self._file = np.load(self.path, allow_pickle=False)
+            self.names = tuple(self._file.files)
+            for member in self._file.zip.infolist():  # a flipped byte may hide an array, as if it had never been there
+                self._file.zip.open(member).close()
+                if member.comment:  # numpy writes none: it is other members' entries
+                    raise ValueError("its directory is damaged")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise ValueError(f"{self.path} has no array {name!r}; it has the arrays {', '.join(sorted(self.names))}.")
+        with self.told(f"has no readable array {name!r}"):
+            array = self._file[name]
+        if not isinstance(array, np.ndarray):  # numpy hands out the bytes of other members
+            raise ValueError(f"{self.path}: {name!r} is no array.")
+        return array
+
+    @contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        """Turn whatever is raised meanwhile into a sentence that begins with the file: decoders raise anything."""
+        try:
+            yield
+        except Exception as error:
+            raise ValueError(f"{self.path} {what}: {reason(error).rstrip('.')}.") from error
