@@ -88,6 +88,7 @@ def spoiled_checkpoint(path: Path, rng: Random) -> bytes:
             spoiled_tree(part, rng)
             text = json.dumps(tree)
         header["__metadata__"]["byov"] = text
+        header["__metadata__"].pop("crc32", None)  # as somebody would who means it, or an older byov
     else:
         spoiled_tree(header, rng)
     new = json.dumps(header).encode()

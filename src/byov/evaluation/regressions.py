@@ -89,7 +89,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
     check_out(out, force)
-    module, recipe, like = restore(read_header(name, ["table"]).trusted(trust).file, device)
+    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
     data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
@@ -123,7 +123,7 @@ def predict_run(
     if out.suffix != ".csv":
         raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
     check_out(out, force)
-    module, recipe, like = restore(read_header(name, ["table"]).trusted(trust).file, device)
+    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
     X = features(data, like.channels, recipe.data.column, like.columns, like.target)
     found = predicted(module, like, X, samples, seed)
     if not found.std.isfinite().all():

@@ -233,7 +233,6 @@ def run(experiment: Experiment, context: Context) -> dict[str, Any]:
     from byov.report.drawing import save
 
     context.check_time()
-    context.out.mkdir(parents=True, exist_ok=True)
     start = monotonic()
     torch.manual_seed(context.seed)  # whatever ran before it in this process
     outcome = experiment.run(context)

@@ -242,7 +242,7 @@ class Pretrained(Run):
             raise ValueError("A probe reads one draw after the other: its strategy is loop, not vmap.")
         if reading.tolerance is not None:
             raise ValueError("A probe reads all images under the same draws: leave out --tolerance.")
-        self.module, self.recipe = pretrain.restore(header.file, reading.device)
+        self.module, self.recipe = header.restored(pretrain.restore, reading.device)
         self.weights, self.network = self.module, self.module.student
         self.data = reading.data or self.recipe.data.name
 
@@ -327,7 +327,7 @@ class Trained(Network):
     kind, needs_train = "train", False
 
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
-        module, self.recipe = supervised.restore(header.file, reading.device)
+        module, self.recipe = header.restored(supervised.restore, reading.device)
         super().__init__(name, reading, module.net, header)
         self.data = reading.data or self.recipe.data.name
         self.class_names = tuple(header.about["class_names"])
