@@ -110,7 +110,7 @@ def option(rng: Random, here: Path, world: World) -> Case:
     words, bare = good(verb, here, world), name.removeprefix("--")
     if verb == "evaluate" and name in ("--severities", "--baseline"):
         words = (*words, "--shift", "corruptions")
-    named = (name, bare, bare.replace("-", "_"), bare[:-1], repr(value), value or "''", *VERBATIM.get(name, ()))
+    named = (name, bare, bare.replace("-", "_"), bare[:-1], repr(value), value.removeprefix("folder:") or "''", *VERBATIM.get(name, ()))
     return Case((*words, name, value), named)
 
 
@@ -120,6 +120,7 @@ VERBATIM = {
     "--fit-samples": ("draw",),
     "--limit": ("number of images",),
     "--classes": ("outputs", "classes="),
+    "--out": ("/dev/null", "taken", "too long", ".json"),
     "--set": ("setting", "train", "reads"),
     "--batch-size": ("A batch",),
 }
@@ -221,7 +222,7 @@ def checkpoint(rng: Random, here: Path, world: World) -> Case:
         "resume": ("pretrain" if kind == "pretrain" else "train", "--run", folder, "--resume",
                    *settings(world.recipes[kind])),
     }[verb]  # fmt: skip
-    return Case(words, (folder, file, "started with", "started on"), harmless=True)
+    return Case(words, (folder, file, "started with", "started on", "table.csv has changed"), harmless=True)
 
 
 READERS = {

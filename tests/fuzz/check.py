@@ -92,10 +92,11 @@ def verdict(case: Case, here: Path, world: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return every name in the folder, with a digest of the file; anything but plain files and folders by its kind."""
+    """Return every name in the folder, with a digest of the file; but for a run's lock."""
     return {
         str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
         for path in folder.rglob("*")
+        if path.name != ".lock"
     }
 
 

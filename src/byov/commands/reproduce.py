@@ -50,6 +50,7 @@ def command(
     from byov.reproduce.experiment import Context, OutOfTime, check, discover, finished
     from byov.reproduce.experiment import run as execute
     from byov.reproduce.papers import catalogue, choose
+    from byov.runs import read_header
 
     known = discover()
     if list_:
@@ -57,12 +58,11 @@ def command(
         return
     chosen, skipped = choose(names or [], known)
     place = choose_device(device)
-    size = scale or ("full" if place.type == "cuda" else "quick")
+    size = ("full" if place.type == "cuda" else "quick") if scale is None else scale
     if size not in ("quick", "full"):
         raise ValueError(f"A scale is quick or full, not {size!r}.")
     for path in run or []:
-        if not path.exists():
-            raise FileNotFoundError(f"There is no run at {path}.")
+        read_header(path)
     given, place_of_data = tuple(run or []), None if data_root is None else str(data_root)
     common = Context(out, size, seed, str(place), place_of_data, given, trust=trust)  # type: ignore[arg-type]
     if minutes is not None:

@@ -69,9 +69,10 @@ class Reading:
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
-        for name in ("samples", "fit_samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}.")
+        for name in ("samples", "fit_samples", "batch_size", "limit", "train_limit", "image_size", "channels"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                least = "one image" if name.endswith("limit") else "1"
+                raise ValueError(f"{name} is at least {least}, not {value}.")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is auto, loop or vmap, not {self.strategy!r}.")
         if self.tolerance is not None and not self.tolerance > 0:
