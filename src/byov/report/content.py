@@ -207,7 +207,7 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
     for i, group in enumerate(groups):
         for run in group.runs:
             log = [] if run.header is None else run.header.records("log.jsonl")
-            lines = thinned([line for line in log if "epoch" in line], 120)
+            lines = thinned([line for line in log if isinstance(line.get("epoch"), int | float)], 120)
             curves = {
                 name: [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
                 for name in CURVES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,16 +79,24 @@ class Header:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short."""
+    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short.
+
+    What is no finite number is None, as the journal writes it.
+    """
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            item = json.loads(line)
+            item = json.loads(line, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError):
             continue
         if isinstance(item, dict):
             found.append(item)
     return found
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def checkpoint_of(path: str | Path) -> Path:
