@@ -257,7 +257,6 @@ def test_a_run_needs_a_folder(call: Any, tmp_path: Path, verb: str) -> None:
     assert sentence(call(verb, "--run", tmp_path / "file" / "run", *at)).endswith(
         "file is a file, and a run needs a folder."
     )
-    assert "There is no checkpoint in" in sentence(call(verb, "--run", tmp_path / "run", "--resume", *at))
     assert "recipe.toml" in sentence(call(verb, tmp_path / "recipe.toml", "--run", tmp_path / "run"))
     assert sentence(call(verb, tmp_path, "--run", tmp_path / "run"))
     assert files(tmp_path) == {tmp_path / "file": b"mine", tmp_path / "recipe.toml": b"[train\n"}

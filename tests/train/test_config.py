@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
-import math
 import re
 from dataclasses import dataclass, field
+from math import inf, nan
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byov.train.config import from_dict, load_config, to_dict, value_of
+from byov.train.config import Count, Fraction, Positive, Range, check, from_dict, load_config, to_dict, value_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ def test_defaults_a_file_and_overrides_in_this_order(tmp_path: Path) -> None:
     [
         ("train.epochs=1_000", Train(epochs=1000)),
         ("train.lr=3e-4", Train(lr=3e-4)),
-        ("train.lr=inf", Train(lr=math.inf)),
         ("train.amp=True", Train(amp=True)),
         ("train.betas=0.8,0.9", Train(betas=(0.8, 0.9))),
         ("train.betas = [0.8, 1]", Train(betas=(0.8, 1.0))),
@@ -125,6 +124,10 @@ def test_a_base_is_inherited_and_left_alone(tmp_path: Path) -> None:
         ("train.epochs=0", "train.epochs is at least 1, not 0."),
         ("train.epochs", "An override is key=value, not 'train.epochs'."),
         ("=5", "An override is key=value, not '=5'."),
+        ("train.lr=nan", "train.lr is a number, not 'nan'."),
+        ("train.lr=1e400", "train.lr is a number, not '1e400'."),
+        (f"seed={2**63}", f"seed is a whole number, not '{2**63}'."),
+        ("train.betas=[0.5, inf]", "train.betas[1] is a number, not inf."),
         ("probes=[{cc = 1}]", "There is no key 'probes[0].cc'; the nearest is 'probes[0].c'."),
     ],
 )
@@ -161,6 +164,67 @@ def test_a_bad_file_gets_one_sentence(tmp_path: Path, text: str, said: str) -> N
         load_config(Recipe, tmp_path / "r.toml")
 
 
+@pytest.mark.parametrize("text", ["train = 3", "train = 'x'", "train = [1]", "train = false"])
+def test_a_malformed_table_is_not_hidden_by_what_is_laid_over_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    (tmp_path / "above.toml").write_text('base = "r.toml"\n[train]\nepochs = 2\n')
+    for path, overrides in ((tmp_path / "r.toml", ["train.epochs=5"]), (tmp_path / "above.toml", [])):
+        with pytest.raises(ValueError, match=r"^train is a table, not (3|'x'|\[1\]|False)\.$"):
+            load_config(Recipe, path, overrides)
+
+
+def test_a_deep_recipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(f"seed = {'[' * 5000}{']' * 5000}")
+    with pytest.raises(ValueError, match=r"r\.toml is (nested too deeply|not TOML)"):
+        load_config(Recipe, tmp_path / "r.toml")
+
+
+@dataclass(frozen=True)
+class Layer:
+    width: Count = 1
+    drop: Fraction = 0.0
+    rate: Positive | None = 1.0
+    ends: tuple[Annotated[float, Range(0, 10, above=True)], ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self, "model")
+        if self.drop and self.width < 2:
+            raise ValueError("Layer.drop needs a width of at least 2.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: Layer = field(default_factory=Layer)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("width", 0, "a whole number from 1 to 1,000,000,000, not {}."),
+        ("width", 10**10, "a whole number from 1 to 1,000,000,000, not {}."),
+        ("drop", 1.5, "a number from 0 to 1, not {}."),
+        ("drop", nan, "a number from 0 to 1, not {}."),
+        ("rate", 0.0, "a number above 0 or none, not {}."),
+        ("rate", inf, "a number above 0 or none, not {}."),
+        ("rate", True, "a number above 0 or none, not {}."),
+    ],
+)
+def test_a_number_out_of_its_range_is_named_in_full(key: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"first.{key} is {said.format(repr(str(value)))}")):
+        load_config(Pair, None, [f"first.{key}={value}"])
+    with pytest.raises(ValueError, match=re.escape(f"model.{key} is {said.format(value)}")):
+        Layer(**{key: value})
+
+
+def test_the_ends_of_a_range() -> None:
+    found = load_config(Pair, None, ["first.width=1_000_000_000", "first.drop=1", "first.rate=none", "first.ends=10,1"])
+    assert found.first == Layer(10**9, 1.0, None, (10.0, 1.0))
+    with pytest.raises(ValueError, match=r"first\.ends\[1\] is a number above 0 and at most 10, not '0'\."):
+        load_config(Pair, None, ["first.ends=1,0"])
+    with pytest.raises(ValueError, match=r"^first\.drop needs a width of at least 2\."):
+        load_config(Pair, None, ["first.drop=0.5"])
+
+
 def test_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no recipe at .*no\.toml"):
         load_config(Recipe, tmp_path / "no.toml")
@@ -183,22 +247,23 @@ def test_wrong_calls() -> None:
         from_dict(dict, {})
 
 
-finite = st.floats(allow_nan=False)
+finite = st.floats(-1e38, 1e38)
+whole = st.integers(-(2**63), 2**63 - 1)
 probes = st.builds(Probe, finite, st.lists(st.text(), max_size=3).map(tuple))
 trains = st.builds(
     Train,
-    epochs=st.integers(1),
+    epochs=st.integers(1, 2**63 - 1),
     lr=finite,
     amp=st.booleans(),
     betas=st.tuples(finite, finite),
     kl_scale=st.sampled_from(["dataset", "parameters", "none"]) | finite,
     tolerance=st.none() | finite,
     name=st.none() | st.text() | st.just("none"),
-    seeds=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
-    size=st.integers() | st.text(),
+    seeds=st.none() | st.lists(whole, max_size=3).map(tuple),
+    size=whole | st.text(),
     probe=st.none() | probes,
 )
-recipes = st.builds(Recipe, st.integers(), trains, st.lists(probes, max_size=2).map(tuple), finite)
+recipes = st.builds(Recipe, whole, trains, st.lists(probes, max_size=2).map(tuple), finite)
 
 
 @settings(deadline=None, max_examples=150)

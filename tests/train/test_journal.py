@@ -46,7 +46,9 @@ def test_what_was_written_beyond_the_checkpoint_is_taken_out(tmp_path: Path) -> 
     assert (tmp_path / "log.jsonl").read_text().splitlines()[:4] == first
 
 
-@pytest.mark.parametrize("rest", ['{"step": 4, "lo', "{", "", "null", '{"loss": 1.0}', '{"step": "x"}', "[1]"])
+@pytest.mark.parametrize(
+    "rest", ['{"step": 4, "lo', "{", "", "null", '{"loss": 1.0}', '{"step": "x"}', "[1]", '{"step": 1e400}']
+)
 def test_a_line_cut_short_by_a_kill_is_taken_out(tmp_path: Path, rest: str) -> None:
     write(tmp_path, 0, range(1, 4))
     with (tmp_path / "log.jsonl").open("a") as file:
@@ -60,6 +62,24 @@ def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
     write(tmp_path, 0, range(1, 4))
     write(tmp_path, 0, range(1, 3))
     assert [line["step"] for line in entries(tmp_path)] == [1, 2]
+
+
+def test_a_broken_line_costs_no_other(tmp_path: Path) -> None:
+    """Bytes that are no text, or a number that is none, in the middle of a log: what follows still belongs to it."""
+    write(tmp_path, 0, range(1, 5))
+    lines = (tmp_path / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "log.jsonl").write_bytes(b"".join([lines[0], b"\xff\xfe\0\n", b'{"step": 1e400}\n', *lines[2:]]))
+    write(tmp_path, 3, range(4, 6))
+    whole = [line for line in (tmp_path / "log.jsonl").read_bytes().splitlines() if line.startswith(b'{"step": ')]
+    assert [json.loads(line)["step"] for line in whole] == [1, float("inf"), 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "layers.jsonl"])
+def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("my notes\n")
+    with pytest.raises(FileExistsError, match=f"{name} is not the log of a run"):
+        write(tmp_path, 0, range(1, 3))
+    assert (tmp_path / name).read_text() == "my notes\n"
 
 
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:

@@ -1,17 +1,33 @@
-"""A run's folder is never overwritten, and taken up again only with the recipe it was started with."""
+"""A run's folder is never overwritten, has one writer, and goes on only with the recipe it was started with."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from byov.train import checkpoint
-from byov.train.config import to_dict
+from byov.cli import main
+from byov.train import Stopped, checkpoint
+from byov.train.config import load_config, to_dict
 from byov.train.loop import TrainConfig
 from byov.train.run import FREE, claim
+from byov.train.supervised import Supervised, restore, start
+
+HERE = Path(__file__)
+SETTINGS = [  # 4 steps in an epoch
+    *(f"model.name=python:{HERE.stem}:network", "data.holdout=0.8", "train.epochs=2", "train.batch=64"),
+    *("train.warmup=0", "train.log_every=1", "train.accelerator=cpu", "train.devices=1"),
+]
 
 
 @dataclass(frozen=True)
@@ -27,50 +43,53 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-def run_of(folder: Path, recipe: Recipe) -> Path:
-    checkpoint.save(folder / "checkpoint.safetensors", {"recipe": {"config": to_dict(recipe)}, "w": torch.ones(3)})
+def run_of(folder: Path, recipe: Recipe, kind: str = "train", **config: Any) -> Path:
+    about = {"kind": kind, "config": to_dict(recipe) | config}
+    checkpoint.save(folder / "checkpoint.safetensors", {"recipe": about, "w": torch.ones(3)})
     return folder
 
 
-def test_a_new_folder_is_free(tmp_path: Path) -> None:
-    assert claim(tmp_path / "new", Recipe(), resume=False) is False
-    assert not (tmp_path / "new").exists()
+def test_a_new_folder_is_free_also_to_resume_in(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert claim(tmp_path / "empty", Recipe(), resume=False) is False
+    for name in ("new", "empty"):
+        for resume in (False, True):
+            assert claim(tmp_path / name, "train", Recipe(), resume) is False
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_is_taken_up_with_its_own_recipe(tmp_path: Path) -> None:
-    assert claim(run_of(tmp_path, Recipe()), Recipe(), resume=True) is True
+    assert claim(run_of(tmp_path, Recipe()), "train", Recipe(), resume=True) is True
 
 
 def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path) -> None:
-    old = to_dict(Recipe())
-    del old["train"]["clip"]
-    checkpoint.save(tmp_path / "checkpoint.safetensors", {"recipe": {"config": old}, "w": torch.ones(3)})
-    assert claim(tmp_path, Recipe(), resume=True) is True
+    old = to_dict(Recipe())["train"]
+    del old["clip"]
+    run_of(tmp_path, Recipe(), train=old)
+    assert claim(tmp_path, "train", Recipe(), resume=True) is True
     with pytest.raises(ValueError, match=r"started with train\.clip = None, not 1\.0"):
-        claim(tmp_path, Recipe(train=TrainConfig(clip=1.0)), resume=True)
+        claim(tmp_path, "train", Recipe(train=TrainConfig(clip=1.0)), resume=True)
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run = run_of(tmp_path, Recipe())
     before = (run / "checkpoint.safetensors").read_bytes()
     with pytest.raises(FileExistsError, match="holds a run already: go on with --resume, or choose another --run"):
-        claim(run, Recipe(), resume=False)
+        claim(run, "train", Recipe(), resume=False)
     assert (run / "checkpoint.safetensors").read_bytes() == before
 
 
-def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    for run in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match="no checkpoint"):
-            claim(run, Recipe(), resume=True)
-    assert not (tmp_path / "none").exists()
+def test_another_kind_of_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run of byov pretrain, but of byov train\."):
+        claim(run_of(tmp_path, Recipe()), "pretrain", Recipe(), resume=True)
+    with pytest.raises(ValueError, match=r"is not a run of byov train, but of byov train on a table\."):
+        claim(run_of(tmp_path, Recipe(), "table"), "train", Recipe(), resume=True)
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(FileExistsError, match="is a file, and a run needs a folder"):
-        claim(tmp_path / "file", Recipe(), resume=False)
+    for run in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileExistsError, match="is a file, and a run needs a folder"):
+            claim(run, "train", Recipe(), resume=False)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -79,13 +98,12 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     [
         (Recipe(train=TrainConfig(lr=0.5)), r"train.lr = 0.001, not 0.5"),
         (Recipe(train=TrainConfig(epochs=101)), r"train.epochs = 100, not 101"),
-        (Recipe(train=TrainConfig(clip=1.0)), r"train.clip = None, not 1.0"),
         (Recipe(data=Data(sizes=(8, 9))), r"data.sizes = \[8, 8\], not \[8, 9\]"),
     ],
 )
 def test_another_recipe_is_refused(tmp_path: Path, changed: Recipe, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"The run was started with {sentence}"):
-        claim(run_of(tmp_path, Recipe()), changed, resume=True)
+        claim(run_of(tmp_path, Recipe()), "train", changed, resume=True)
 
 
 def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
@@ -93,10 +111,256 @@ def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
     assert {f"train.{name}" for name in free} | {"data.root", "data.download"} == FREE
     recipe = Recipe()
     other = replace(recipe, train=replace(recipe.train, **free), data=replace(recipe.data, root="elsewhere"))
-    assert claim(run_of(tmp_path, recipe), other, resume=True) is True
+    assert claim(run_of(tmp_path, recipe), "train", other, resume=True) is True
 
 
-def test_a_checkpoint_that_is_none_is_told_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"what is this, a letter to somebody?")
-    with pytest.raises(ValueError, match="not a byov checkpoint"):
-        claim(tmp_path, Recipe(), resume=True)
+@pytest.mark.parametrize("state", [None, 3, {}, {"recipe": 3}, {"recipe": {"kind": ["train"]}}])
+def test_a_checkpoint_that_is_none_is_told_in_a_sentence(tmp_path: Path, state: Any) -> None:
+    file = tmp_path / "checkpoint.safetensors"
+    if state is None:
+        file.write_bytes(b"what is this, a letter to somebody?")
+    else:
+        checkpoint.save(file, state)
+    with pytest.raises(ValueError, match=f"{tmp_path}.* is not a (byov checkpoint|run of byov train)"):
+        claim(tmp_path, "train", Recipe(), resume=True)
+
+
+# Whole runs
+
+
+class Network(nn.Module):
+    """A linear classifier that sends its own process a signal, in its third forward pass; in two processes the second.
+
+    BYOV_TEST_SIGNAL says which.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.line, self.calls = nn.Linear(64, classes), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        number = os.environ.get("BYOV_TEST_SIGNAL")
+        if number and self.training and self.calls == 3 and os.environ.get("RANK", "1") == "1":
+            os.kill(os.getpid(), int(number))
+        return self.line(x.flatten(1))
+
+
+def network(classes: int) -> nn.Module:
+    return Network(classes)
+
+
+def recipe(*changes: str) -> Supervised:
+    return load_config(Supervised, None, [*SETTINGS, "posterior.family=none", *changes])
+
+
+def words(run: Path, *changes: str) -> list[str]:
+    sets = [word for change in (*SETTINGS, "posterior.family=none", *changes) for word in ("--set", change)]
+    return ["train", "--run", str(run), *sets]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["byov", *argv])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return checkpoint.load(run / "checkpoint.safetensors")["module"]
+
+
+def equal(one: Path, other: Path) -> bool:
+    a, b = weights(one), weights(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def test_one_command_line_starts_stops_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    command = [*words(tmp_path / "run"), "--resume"]
+    monkeypatch.setenv("BYOV_TEST_SIGNAL", str(int(number)))
+    assert call(monkeypatch, *command) == 0
+    assert f"stopped by {number.name} (step 3 of 8; --resume goes on)" in " ".join(capsys.readouterr().err.split())
+    assert checkpoint.peek(tmp_path / "run" / "checkpoint.safetensors")["step"] == 3
+    monkeypatch.delenv("BYOV_TEST_SIGNAL")
+    assert call(monkeypatch, *command) == 0
+    error = capsys.readouterr().err
+    assert "finished" in error
+    assert "equal to the bit" not in error
+    assert start(recipe(), tmp_path / "whole")
+    assert equal(tmp_path / "run", tmp_path / "whole")
+    log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert log == list(range(1, 9))
+
+
+def test_a_stop_ends_what_trains_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYOV_TEST_SIGNAL", str(int(signal.SIGTERM)))
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        start(recipe(), tmp_path)
+
+
+def test_other_numbers_of_threads_and_versions_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not start(recipe("train.minutes=1e-9"), tmp_path)
+    file = tmp_path / "checkpoint.safetensors"
+    state = checkpoint.load(file)
+    checkpoint.save(file, {**state, "threads": 7, "processes": 2, "torch": "2.0"})
+    start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
+    error = " ".join(capsys.readouterr().err.split())
+    assert (
+        "warning: The run will not be equal to the bit to one in one piece: it was saved with torch 2.0, not" in error
+    )
+    assert "threads 7, not 1, processes 2, not 1." in error
+    for name in ("threads", "processes", "device"):  # as older checkpoints
+        del state[name]
+    checkpoint.save(file, state)
+    start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
+    assert "equal to the bit" not in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    start(recipe("train.minutes=1e-9"), run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    holding = (
+        f"import fcntl, sys; f = open({str(run / '.lock')!r}, 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", f"{holding}; sys.stdin.read()"], stdin=-1, stdout=-1)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        assert call(monkeypatch, *words(run), "--resume") == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert error.endswith("run is being written by another process: wait for it, or end it.")
+        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert call(monkeypatch, *words(run), "--resume") == 0  # a kill leaves no lock
+
+
+def test_a_killed_save_leaves_nothing_for_long(tmp_path: Path) -> None:
+    left = tmp_path / ".checkpoint.safetensors.abc.tmp"
+    left.mkdir()
+    (left / "checkpoint.safetensors").write_bytes(b"half")
+    start(recipe("train.minutes=1e-9"), tmp_path)
+    assert not left.exists()
+
+
+LIMITED = """
+import resource, sys
+sys.path.insert(0, {tests!r})
+from byov.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [64, 1500])
+def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: Path, limit: int) -> None:
+    """A limit on the size of files stands in for it: at 64 bytes the log does not grow, at 1,500 it does."""
+    start(recipe("train.minutes=1e-9"), tmp_path / "run")
+    file = tmp_path / "run" / "checkpoint.safetensors"
+    before = file.read_bytes()
+    code = LIMITED.format(tests=str(HERE.parent), limit=limit)
+    command = [sys.executable, "-c", code, *words(tmp_path / "run", "train.save_minutes=0"), "--resume"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+    name = "checkpoint.safetensors could not be written" if limit > 1000 else f"{tmp_path / 'run'}"
+    assert name in done.stderr
+    assert file.read_bytes() == before
+    assert start(recipe(), tmp_path / "run", resume=True)
+
+
+def test_doubles_are_trained_and_restored(tmp_path: Path) -> None:
+    for family in ("none", "gaussian"):
+        settings = recipe(f"posterior.family={family}", "train.precision=64-true", "augment=crop-flip")
+        assert start(settings, tmp_path / family)
+        assert all(w.dtype == torch.float64 for w in weights(tmp_path / family).values() if w.is_floating_point())
+        restore(tmp_path / family)
+
+
+@pytest.mark.parametrize("accelerator", ["tpu", "mps", "quantum"])
+def test_an_accelerator_that_is_not_here_is_named(tmp_path: Path, accelerator: str) -> None:
+    if accelerator == "mps" and torch.backends.mps.is_available():
+        pytest.skip("it is here")
+    with pytest.raises(ValueError, match=f"train.accelerator={accelerator} with train.devices=1 cannot be used here: "):
+        start(recipe(f"train.accelerator={accelerator}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_weights_of_another_network_are_told_with_the_file(tmp_path: Path) -> None:
+    start(recipe("train.minutes=1e-9"), tmp_path)
+    file = tmp_path / "checkpoint.safetensors"
+    state, other = checkpoint.load(file), dict(checkpoint.load(file)["module"])
+    name = next(name for name in other if name.endswith("line.weight"))
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**other, name: other[name][:, :3]}, "size mismatch"),
+        ({**other, name: other[name].int()}, "torch.int32, not torch.float32"),
+        ({"else": other[name]}, "Missing key|Unexpected key"),
+    ]
+    for module, sentence in cases:
+        checkpoint.save(file, {**state, "module": module})
+        with pytest.raises(ValueError, match=f"{file} does not fit what its recipe describes: .*({sentence})"):
+            start(recipe(), tmp_path, resume=True)
+        with pytest.raises(ValueError, match=f"does not fit what its recipe describes: .*({sentence})"):
+            restore(tmp_path)
+    wrong = json.loads(json.dumps({"state": {}, "param_groups": []}))
+    checkpoint.save(file, {**state, "optimizer": wrong})
+    with pytest.raises(ValueError, match=f"{file} does not fit what its recipe describes"):
+        start(recipe(), tmp_path, resume=True)
+
+
+# Processes
+
+
+def launch(run: Path, *changes: str, processes: int = 1, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "byov"]
+    if processes > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
+        command += ["--", "byov"]
+    command += words(run, *changes, *["train.devices=auto"] * (processes > 1))
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
+    return subprocess.Popen([*command, "--resume"], stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_real_signal_ends_a_real_run(tmp_path: Path, number: signal.Signals) -> None:
+    run, long = tmp_path / "run", "train.epochs=20000"
+    process = launch(run, long)
+    log, until = run / "log.jsonl", monotonic() + 300
+    while not log.exists() or log.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None
+        assert monotonic() < until
+        sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert f"stopped by {number.name}" in error
+    step = checkpoint.peek(run / "checkpoint.safetensors")["step"]
+    assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+
+
+@pytest.mark.slow
+def test_two_processes_end_in_one_sentence(tmp_path: Path) -> None:
+    """A setting that does not fit, a process that is killed, and one that alone is asked to stop."""
+    _, error = launch(tmp_path / "odd", "train.batch=65", processes=2).communicate(timeout=300)
+    assert error.count("train.batch=65 cannot be shared by 2 processes × 1 accumulated parts") == 1
+    assert error.index("cannot be shared") < error.index("Traceback")  # which is torchrun's
+    kill = str(int(signal.SIGKILL))
+    process = launch(tmp_path / "dies", "train.epochs=50", processes=2, BYOV_TEST_SIGNAL=kill)
+    _, error = process.communicate(timeout=300)
+    assert error.count("Another process of this run has ended") == 1
+    process = launch(tmp_path / "stops", processes=2, BYOV_TEST_SIGNAL=str(int(signal.SIGUSR1)))
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert error.count("stopped by SIGUSR1 (step 3 of 8; --resume goes on)") == 1
+    assert checkpoint.peek(tmp_path / "stops" / "checkpoint.safetensors")["step"] == 3

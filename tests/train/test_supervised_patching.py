@@ -340,7 +340,7 @@ def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_pa
         ),
         (["train.batch=4000"], "fewer than a batch of 4000"),
         (["posterior.l2.shared_weights=-1"], "posterior.l2.shared_weights is a λ of at least 0, not -1.0"),
-        (["posterior.l2.patched_biases=nan"], "posterior.l2.patched_biases is a λ of at least 0"),
+        (["posterior.l2.patched_biases=nan"], "posterior.l2.patched_biases is a number, not 'nan'"),
         (["posterior.penalty=l2"], "no pull on a Gaussian's variance"),
         (["posterior.family=emp", "posterior.l2.shared_biases=1"], "are for posterior.penalty = 'l2', not for 'kl'"),
         (["posterior.family=none", "posterior.output_family=emp"], "set posterior.family, too"),

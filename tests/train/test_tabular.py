@@ -164,7 +164,7 @@ def test_a_network_of_ones_own(wells: Path, tmp_path: Path, monkeypatch: pytest.
         (["data.name=uci:"], "A table's name is table:FILE or uci:NAME, not 'uci:'"),
         (["data.name=table:nowhere.csv"], "nowhere.csv is not a file"),
         (["model.name=resnet18"], "A table's network is mlp, or python:module:function, not 'resnet18'"),
-        (["model.precision=-1"], "model.precision is above 0, or none to learn it, not -1.0"),
+        (["model.precision=-1"], "model.precision is a number above 0 or none, not '-1'"),
         (["train.batch=1"], "BatchNorm, which needs batches of at least 2"),
         (["train.batch=2000"], "540 rows for each process, fewer than a batch of 2000"),
         (["posterior.family=gauss"], "posterior.family"),

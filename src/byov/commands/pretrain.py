@@ -18,7 +18,7 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change the recipe: key=value, e.g. train.epochs=5.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the run in --run.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --run, or start it.")] = False,
 ) -> None:
     """Pretrain BYOL or BYOV (posterior.family = "none" or "gaussian") on images without labels.
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from byov.data import transforms
-from byov.train.config import Count, Fraction, Positive, Range, check
+from byov.train.config import Fraction, Positive, Range, check
 
 TRIES = 10  # crops proposed before the whole image is taken, as in torchvision and TensorFlow
 OPERATIONS = 4  # brightness, contrast, saturation, hue
@@ -153,7 +153,7 @@ class Views:
 
     first: View = field(default_factory=View)
     second: View = field(default_factory=lambda: View(blur=0.1, solarize=0.2))
-    size: Count | None = None
+    size: Annotated[int, Range(1, 16_384)] | None = None
     """Side of the views in pixels; None keeps the images' own."""
     mean: tuple[float, ...] | None = None
     std: tuple[Positive, ...] | None = None

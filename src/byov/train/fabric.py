@@ -42,9 +42,8 @@ def make_fabric(config: TrainConfig) -> Fabric:
         wanted = f"train.accelerator={config.accelerator} with train.devices={config.devices}"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{wanted} cannot be used here: {reason}") from error
-    if config.precision != "64-true":
-        # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
-        fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
+    # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
+    fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
     if fabric.device.type == "cuda" and config.precision == "bf16-mixed":
         # What is left in float32 (the resampling of views) may round as finely as half a grey level.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +64,13 @@ class Journal:
             _cut(self.run / name, self.step)
         self.file = (self.run / "log.jsonl").open("ab", buffering=0)
         self._hook, threading.excepthook = threading.excepthook, self._of_board
-        self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
+        try:
+            with _naming(self.run / "tensorboard"):
+                self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
+        except OSError:
+            self.file.close()
+            threading.excepthook = self._hook
+            raise
         self.console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -107,8 +114,9 @@ class Journal:
             **values,
         }
         _append(self.file, line)
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
+        with _naming(self.run / "tensorboard"):
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
         shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
         self.bar.update(self.row, completed=step, values=f"{shown} · {speed:,.0f} img/s")
 
@@ -148,14 +156,21 @@ def _short(value: float | None) -> float | None:
 
 
 def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
-    """Write a line at once; where it does not fit, say which file it is, which the system does not."""
+    """Write a line at once."""
     line = json.dumps(entry).encode() + b"\n"
-    try:
+    with _naming(Path(file.name)):
         written = file.write(line)
         while written < len(line):  # the disk is full, or nearly
             written += file.write(line[written:])
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say what could not be written, where the system does not: a full disk has no name."""
+    try:
+        yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, file.name) from None
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _cut(path: Path, step: int) -> None:

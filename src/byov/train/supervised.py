@@ -62,6 +62,11 @@ class Penalised(nn.Module):
         self.net, self.kl_scale = net, number
         self.posterior, self.batch = posterior, batch
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of what the network takes."""
+        return next(self.net.parameters()).dtype
+
     def penalty(self, like: Tensor) -> Tensor:
         """What is added to the cross-entropy, or to another loss, but for β."""
         if self.posterior.penalty == "l2":
@@ -82,7 +87,7 @@ class Classifier(Penalised):
         self.augment = augment
 
     def forward(self, images: Tensor, labels: Tensor, uniforms: Tensor, weight: Tensor) -> Step:
-        logits = self.net(self.augment.render(images, uniforms))
+        logits = self.net(self.augment.render(images, uniforms).to(self.dtype))
         cross_entropy = F.cross_entropy(logits.float(), labels)
         penalty = self.penalty(cross_entropy)
         correct = (logits.argmax(1) == labels).float().mean()

@@ -126,7 +126,7 @@ class Regressor(Penalised):
         """Of the standardised targets."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Step:
-        error = (self.net(x).float() - y).square()
+        error = (self.net(x.to(self.dtype)).float() - y).square()
         each = 0.5 * (self.log_precision.exp() * error - self.log_precision + log(2 * pi))
         nll = each.sum(1).mean()
         penalty = self.penalty(nll)

@@ -1,0 +1,33 @@
+"""Devices and processes are counted as they were asked for, or refused in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from regression_task import CONFIG
+
+from byov.train.fabric import make_fabric
+
+
+def test_one_process_unless_told_otherwise() -> None:
+    fabric = make_fabric(replace(CONFIG, devices="auto"))
+    assert (fabric.world_size, fabric.device.type, fabric.is_global_zero) == (1, "cpu", True)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(1, 2), (1, 4), (2, 2), (3, 1)])
+def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, nodes: int, each: int) -> None:
+    """Fabric itself compares devices × nodes with the number of processes that were started."""
+    started = {"WORLD_SIZE": nodes * each, "LOCAL_WORLD_SIZE": each, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0}
+    for name, value in {**started, "TORCHELASTIC_RUN_ID": "test"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("lightning.fabric.Fabric.launch", lambda self: None)  # nobody else is there to meet
+    fabric = make_fabric(replace(CONFIG, devices="auto", nodes=nodes))
+    assert fabric.world_size == nodes * each
+
+
+def test_an_accelerator_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        make_fabric(replace(CONFIG, accelerator="cuda"))
