@@ -42,24 +42,18 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def pretrain(patch: pytest.MonkeyPatch, run: Path, folder: Path, *settings: str) -> Path:
+    small = ("data.image_size=16", "model.encoder=convnet32", "model.hidden=16", "model.outputs=8")
+    quick = ("train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.workers=0")
+    every = (f"data.name=folder:{folder}", *small, *quick, *settings)
+    assert call(patch, "pretrain", "--run", run, *(word for setting in every for word in ("--set", setting))) == 0
+    return run
+
+
 @pytest.fixture(scope="module")
 def run(pictures: Path) -> Path:
-    made = pictures / "run"
-    settings = (
-        f"data.name=folder:{pictures / 'flat'}",
-        "data.image_size=16",
-        "model.encoder=convnet32",
-        "model.hidden=16",
-        "model.outputs=8",
-        "train.epochs=1",
-        "train.batch=40",
-        "train.warmup=0",
-        "train.accelerator=cpu",
-    )
     with pytest.MonkeyPatch.context() as patch:
-        words = [word for setting in settings for word in ("--set", setting)]
-        assert call(patch, "pretrain", "--run", made, *words, "--set", "train.workers=0") == 0
-    return made
+        return pretrain(patch, pictures / "run", pictures / "flat", "train.batch=40")
 
 
 def test_a_run_on_a_folder_is_probed_on_a_labelled_one(
@@ -81,6 +75,17 @@ def test_a_run_on_a_folder_is_probed_on_a_labelled_one(
     assert saved["scores"]["linear_draws/top1"] > 0.9
 
 
+def test_training_says_what_it_left_out(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pictures / "flat", tmp_path / "flat")
+    (tmp_path / "flat" / "broken.png").write_bytes(b"no picture")
+    pretrain(monkeypatch, tmp_path / "run", tmp_path / "flat", "train.batch=121")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of the 121 images of folder:flat cannot be read and were left out:" in said
+    assert "broken.png (cannot identify image file)." in said
+
+
 def test_splits_with_other_classes_are_refused(
     pictures: Path, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,22 +100,7 @@ def test_splits_with_other_classes_are_refused(
 def test_a_labelled_folder_is_one_set_for_probing_and_pruning(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = tmp_path / "run"
-    settings = (
-        f"data.name=folder:{pictures / 'classes'}",
-        "data.image_size=16",
-        "data.holdout=0.25",
-        "model.encoder=convnet32",
-        "model.hidden=16",
-        "model.outputs=8",
-        "train.epochs=1",
-        "train.batch=30",
-        "train.warmup=0",
-        "train.accelerator=cpu",
-        "train.workers=0",
-    )
-    words = [word for setting in settings for word in ("--set", setting)]
-    assert call(monkeypatch, "pretrain", "--run", made, *words) == 0
+    made = pretrain(monkeypatch, tmp_path / "run", pictures / "classes", "data.holdout=0.25", "train.batch=30")
     probed = probe_run(made, "holdout", samples=1, fit_samples=1, device="cpu")
     assert (probed.protocol["train"]["images"], probed.protocol["test"]["images"]) == (90, 30)
     out = tmp_path / "sweep.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +43,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits in a folder without labels, and one file, under a per cent of them, that is no image."""
+    """Digits in a folder without labels, and among them two files that are no images, one with a name of odd bytes."""
     folder = tmp_path_factory.mktemp("pictures")
     for i, image in enumerate(load("digits", "test").images[:120]):
         Image.fromarray(image[0].numpy()).save(folder / f"[{i:03}] a.png")
+    (folder / os.fsdecode(b"[001] \xe9.png")).write_text("no image")
     (folder / "broken.png").write_text("no image")
     return folder
 
@@ -144,19 +146,37 @@ def test_a_probe_predicts_for_a_pretraining_run(runs: Path, call: Call, tmp_path
 
 
 def test_a_folder_of_images_gives_file_names(runs: Path, call: Call, pictures: Path, tmp_path: Path) -> None:
-    """As predicted from the arrays, but for what has no label; what is no image is left out and counted."""
+    """As predicted from the arrays, but for what has no label; what is no image has an empty row at its place."""
     assert call(runs / "plain", "digits", "--out", "arrays.csv")[0] == 0
     for i, name in enumerate((str(pictures), f"folder:{pictures}")):
         status, said, err = call(runs / "plain", name, "--out", f"{i}.csv")
         assert (status, "Traceback" in err) == (0, False)
         found, arrays = rows(tmp_path / f"{i}.csv"), rows(tmp_path / "arrays.csv")
-        assert [row["input"] for row in found] == [f"[{i:03}] a.png" for i in range(120)]
+        names = [f"[{i:03}] a.png" for i in range(120)]
+        assert [row["input"] for row in found] == [*names[:2], "[001] \\xe9.png", *names[2:], "broken.png"]
+        for row in (found.pop(), found.pop(2)):
+            assert {value for key, value in row.items() if key != "input"} == {""}
+            assert f"{row['input']} cannot be read: cannot identify image file\n" in err
         assert "label" not in found[0]
-        assert "1 could not be read" in said
+        assert "2 could not be read" in said
         assert "top-1" not in said
         for row, other in zip(found, arrays, strict=False):
             assert float(row["confidence"]) == pytest.approx(float(other["confidence"]), rel=1e-4)
             assert (row["predicted"], row["draws"]) == (other["predicted"], "1")
+    assert call(runs / "plain", pictures, "--out", "p.npz")[0] == 0
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert (len(arrays["input"]), arrays["unreadable"].tolist()) == (120, ["[001] \\xe9.png", "broken.png"])
+
+
+def test_pictures_of_sixteen_bits_are_predicted_as_those_of_eight(runs: Path, call: Call, tmp_path: Path) -> None:
+    for name, scale in (("eight", 1), ("sixteen", 257)):
+        (tmp_path / name).mkdir()
+        for i, image in enumerate(load("digits", "test").images[:10]):
+            Image.fromarray(image[0].numpy().astype(np.uint8 if scale == 1 else np.uint16) * scale).save(
+                tmp_path / name / f"{i}.png"
+            )
+        assert call(runs / "plain", name, "--out", f"{name}.csv")[0] == 0
+    assert (tmp_path / "eight.csv").read_bytes() == (tmp_path / "sixteen.csv").read_bytes()
 
 
 def test_class_folders_have_labels_and_names_with_their_folder(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -222,7 +242,7 @@ def test_bad_input_is_told_in_a_sentence_and_nothing_is_written(runs: Path, call
         ((bbb, "digits", "--split", "moon"), "splits train, test"),
         ((bbb, "digit"), "did you mean digits"),
         ((bbb, "empty"), "no images"),
-        ((bbb, "broken"), "1 of 1 images of folder:broken cannot be read"),
+        ((bbb, "broken"), "None of the 1 images of folder:broken can be read; the first is a.png: cannot identify"),
         ((bbb, "folder:nowhere"), "is not a folder"),
         ((bbb, "text.npz"), "text.npz"),
         ((bbb, "nowhere.npz"), "nowhere.npz"),

@@ -265,7 +265,7 @@ def features(
     else:
         names, rows = _csv(path)
         if names and columns:
-            return torch.from_numpy(rows[:, matched(names, columns, name, path)])
+            return torch.from_numpy(rows.take(matched(names, columns, name, path), axis=1))
         if rows.shape[1] != count:
             rows = np.delete(rows, _place(path, names, rows.shape[1], target), axis=1)
         X = torch.from_numpy(rows)
