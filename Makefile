@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where nothing can be installed, as on a GPU machine, what is there has to do.
 PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-.PHONY: demo test test-slow test-gpu check docs format clean
+.PHONY: demo test test-slow test-gpu fuzz check docs format clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -19,6 +19,10 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow
+
+# Malformed input over all commands, ARGS cases of each of seven kinds.
+fuzz: .venv/.installed
+	OMP_NUM_THREADS=1 BYOV_FUZZ=$(or $(ARGS),1500) $(BIN)/python -m pytest -n 2 tests/fuzz
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON_GPU) tests/gpu/run.py $(ARGS)

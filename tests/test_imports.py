@@ -24,7 +24,7 @@ FLOORS = [
     {"cli"},
 ]
 """From the ground up: a part may import itself and parts of the floors below."""
-ALONE = {"posterior": set(), "metrics": set(), "prediction": {"posterior"}, "pruning": {"posterior"}}
+ALONE = {"posterior": set(), "metrics": set(), "prediction": {"posterior"}, "pruning": {"posterior", "files"}}
 """Parts that can be used without the rest: all that they may import."""
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from byov.data import ImageSet, load
 from byov.data.augmentations import augment
 from byov.evaluation.probing import ProbedRun, probe_run
-from byov.files import write_json
+from byov.files import replacing, write_json
 from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
 from byov.prediction import Prediction
 from byov.prediction.result import entropy
@@ -164,4 +164,5 @@ def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
         axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"{title} digits ({len(images):,})")
     panels[0].set_ylabel("accuracy")
     panels[1].legend(frameon=False, loc="upper left")
-    figure.savefig(path, dpi=150)
+    with replacing(path) as fresh:
+        figure.savefig(fresh, dpi=150)

@@ -1,9 +1,12 @@
-"""Files of results: written whole or not at all, and never over what is there unasked."""
+"""Files of results: written whole or not at all, never over what is there unasked, and read with suspicion."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
     """Refuse a file that could not be written, or that would be lost, before any work is done for it."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: {option} takes the name of a file.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a device or a pipe: {option} takes the name of a file.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists: choose another {option}, or say --force.")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
@@ -19,9 +24,84 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
         raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the path of a fresh file to write, which then replaces `path`; on an error `path` stays as it was.
+
+    The file is new and its name random, so that no link planted there is followed. It lies in the same folder, with the
+    same ending, and with the permissions that the umask says. An error of the system names `path`.
+    """
+    fresh = path.with_name(f".byov.{secrets.token_hex(8)}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield fresh
+            os.replace(fresh, path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(fresh)):  # a full disk does not say which file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write `content` whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    with replacing(path) as fresh:
+        fresh.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+
+
+LEVELS = 40
+"""Of dicts and lists in each other: our files have fewer than ten."""
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, which may be anybody's."""
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file of results at {path}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is not a JSON file.") from None
+    except RecursionError:
+        content = None
+    level = [content]
+    for _ in range(LEVELS):
+        below = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [child for children in below for child in children]
+    if level or content is None:
+        raise ValueError(f"{path} is nothing that byov writes: it is empty, or its JSON is nested too deeply.")
+    return content
+
+
+REAL = (int, float)
+
+
+def misfit(tree: Any, pattern: Any, where: str = "") -> str:
+    """Return where a tree is not of a pattern, such as "protocol.bins is a list"; empty if it is nowhere.
+
+    A pattern is a type, a tuple of types, a list that holds the pattern of its items, or a dict that holds those of
+    some keys; "key?" may be absent or None, and "*" stands for all keys.
+    """
+    kind = type(pattern) if isinstance(pattern, dict | list) else pattern
+    if not isinstance(tree, kind) or (isinstance(tree, bool) and kind is not bool):
+        return f"{where or 'the whole'} is {_called(tree)}"
+    parts: list[tuple[str, Any, Any]] = []
+    node: Any = tree
+    if isinstance(pattern, list):
+        parts = [(str(i), item, below) for i, item in enumerate(node) for below in pattern]
+    elif isinstance(pattern, dict):
+        keys = dict.fromkeys(node, pattern["*"]) if "*" in pattern else pattern
+        named = [(key.removesuffix("?"), key.endswith("?"), below) for key, below in keys.items()]
+        parts = [(name, node.get(name), below) for name, may, below in named if not (may and node.get(name) is None)]
+    wrong = (misfit(item, below, f"{where}.{name}" if where else name) for name, item, below in parts)
+    return next(filter(None, wrong), "")
+
+
+def _called(tree: Any) -> str:
+    """Return what a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", type(None): "absent"}
+    return names.get(type(tree)) or json.dumps(tree)

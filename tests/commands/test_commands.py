@@ -37,7 +37,7 @@ SMALL = [
     "train.accelerator=cpu",
     "train.devices=1",
 ]
-PROBE = ("--samples", "2", "--fit-samples", "1", "--k", "10", "--device", "cpu")
+PROBE = ("--samples", "2", "--fit-samples", "1", "--k", "10", "--device", "cpu", "--trust")
 
 
 def encoder() -> nn.Module:
@@ -152,7 +152,7 @@ def test_probe_prints_a_table_and_writes_the_numbers_with_their_protocol(call: A
     status, shown, _ = call("probe", run, *PROBE, "--seed", 4, "--out", out)
     assert status == 0
     saved = json.loads(out.read_text())
-    expected = probe_run(run, samples=2, fit_samples=1, k=10, seed=4, device="cpu")
+    expected = probe_run(run, samples=2, fit_samples=1, k=10, seed=4, device="cpu", trust=True)
     assert saved["scores"] == pytest.approx(expected.result.numbers())
     assert {name.partition("/")[0] for name in saved["scores"]} == {"linear", "linear_draws", "knn", "knn_draws"}
     protocol = saved["protocol"]
@@ -191,7 +191,7 @@ def test_probe_fits_temperatures_where_it_is_asked_to(call: Any, run: Path, tmp_
 
 def test_probe_reads_the_part_that_was_held_out(run: Path) -> None:
     held = DataConfig(holdout=0.8).load("holdout")
-    found = probe_run(run, "holdout", samples=0, k=1000, device="cpu")
+    found = probe_run(run, "holdout", samples=0, k=1000, device="cpu", trust=True)
     assert found.protocol["test"] == {"name": "digits", "digest": held.digest, "images": len(held)}
     assert found.protocol["train"]["images"] == 1347 - len(held)
     assert found.protocol["settings"]["k"] == (1347 - len(held)) // 10  # at most a tenth of those asked
@@ -241,7 +241,7 @@ def test_probe_tells_bad_input_in_one_sentence(call: Any, run: Path, tmp_path: P
         ([run, "--out", tmp_path / "file" / "a" / "b.json"], "is a file: there can be no b.json below it"),
     ]
     for words, said in cases:
-        assert said in sentence(call("probe", *words)), words
+        assert said in sentence(call("probe", *words, "--trust")), words
         assert files(tmp_path) == before
 
 

@@ -122,8 +122,8 @@ def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Pat
 
 
 def test_small_things(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text('{"a": 1}\n3\n{"a": ')
-    assert read_lines(tmp_path / "log") == [{"a": 1}]
+    (tmp_path / "log").write_bytes(b'{"a": 1}\n3\n{"a": 1e400, "b": NaN}\n\xff\n' + b"[" * 100_000 + b'\n{"a": ')
+    assert read_lines(tmp_path / "log") == [{"a": 1}, {"a": None, "b": None}]
     assert read_lines(tmp_path / "none") == []
     assert thinned(list(range(10)), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]

@@ -40,7 +40,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setitem(patching_reading.PROTOCOL, "quick", how)
         patching_reading.corrupted.cache_clear()
         small = (f"model.name=python:{Path(__file__).stem}:network", "train.epochs=1")
-        yield Context(tmp_path_factory.mktemp("patching") / "patching" / "table4", changes=small)
+        yield Context(tmp_path_factory.mktemp("patching") / "patching" / "table4", changes=small, trust=True)
     patching_reading.corrupted.cache_clear()
 
 

@@ -61,6 +61,7 @@ def command(
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
     precision: options.Precision = "32-true",
+    trust: options.Trust = False,
 ) -> None:
     """Accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
 
@@ -82,14 +83,14 @@ def command(
     if is_table(model):
         if shift != "none" or data is not None or split != "test" or baseline is not None or limit is not None:
             raise ValueError("A run on a table is read on all test rows of its own split, without shifts.")
-        found = regressions.evaluate_run(model, samples, seed, out, place, root, not resume)
+        found = regressions.evaluate_run(model, samples, seed, out, place, root, not resume, trust)
         show(*tables.regression(found, model), f"all scores and their protocol: {out}")
         return
     levels = parse_severities(severities)
     reading = Reading(
         samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
         data=data, split=split, limit=limit, train_limit=train_limit, root=root, image_size=image_size,
-        channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision,  # type: ignore[arg-type]
+        channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision, trust=trust,  # type: ignore[arg-type]
     )  # fmt: skip
     run = open_run(model, reading)
     with progress() as advance:

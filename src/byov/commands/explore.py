@@ -39,6 +39,7 @@ def command(
     ] = None,
     root: options.Root = None,
     device: options.Device = "auto",
+    trust: options.Trust = False,
 ) -> None:
     """Layer-wise σ and SNR, convergence over draws, variance under noise, alignment, images, people, representation.
 
@@ -61,7 +62,8 @@ def command(
     items = parse_items(what)
     check_folder(out, items, force)
     place = choose_device(device)
-    reading = Reading(samples, seed=seed, limit=limit or None, train_limit=train_limit, root=root, device=place)
+    limits = {"limit": limit or None, "train_limit": train_limit}
+    reading = Reading(samples, seed=seed, root=root, device=place, trust=trust, **limits)  # type: ignore[arg-type]
     with progress() as advance:
         for item, found in explore_runs(runs, items, reading, bootstraps, out, what == "all", advance, ood):
             if isinstance(found, str):

@@ -38,9 +38,13 @@ Temper = Annotated[
 Strategy = Annotated[
     str, typer.Option(help="How to make draws: loop, vmap or auto. A probe knows loop.", rich_help_panel=DRAWS)
 ]
-Seed = Annotated[int, typer.Option(help="The seed of everything random.", rich_help_panel=DRAWS)]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of everything random.", rich_help_panel=DRAWS)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MACHINE)]
 Precision = Annotated[str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=MACHINE)]
 BatchSize = Annotated[int, typer.Option(help="Images at a time. It changes no result.", rich_help_panel=MACHINE)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.", rich_help_panel=OUTPUT)]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code that the run's recipe names.", rich_help_panel=MACHINE),
+]
 Severities = Annotated[str, typer.Option(help="Severities of the shifts, such as 1-5 or 1,3,5.", rich_help_panel=DATA)]

@@ -57,6 +57,7 @@ def command(
     force: options.Force = False,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
+    trust: options.Trust = False,
 ) -> None:
     """Predict each input's class, with its confidence, spread, entropies and mutual information over posterior draws.
 
@@ -78,13 +79,13 @@ def command(
     if is_table(model):
         if tolerance is not None or split is not None:
             raise ValueError("A run on a table predicts all rows of a file, under as many draws each.")
-        rows = predict_run(model, data, samples, seed, out, place, force)
+        rows = predict_run(model, data, samples, seed, out, place, force, trust)
         show(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
         return
     check_file(out, force)
     reading = Reading(
         samples=samples, strategy=strategy, tolerance=tolerance, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
-        root=root, image_size=image_size, channels=channels, batch_size=batch_size, device=place,
+        root=root, image_size=image_size, channels=channels, batch_size=batch_size, device=place, trust=trust,
     )  # fmt: skip
     run = open_run(model, reading)
     images, folder = find_images(data, split, root, *run.shape)

@@ -25,6 +25,7 @@ def command(
     ] = 200,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    trust: options.Trust = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the numbers and their protocol here, as JSON.", rich_help_panel=options.OUTPUT),
@@ -44,7 +45,7 @@ def command(
     if out is not None:
         check_out(out, force)
     place, tempered = None if root is None else str(root), EXAMPLES if temper else 0
-    probed = probe_run(run, split, samples, fit_samples, k, seed, place, device, data, tempered)
+    probed = probe_run(run, split, samples, fit_samples, k, seed, place, device, data, tempered, trust)
     show(tables.probes({str(run): probed.result}))
     if out is not None:
         write_json(out, {"scores": probed.result.numbers(), "protocol": probed.protocol})

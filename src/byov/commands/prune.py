@@ -59,6 +59,7 @@ def command(
     root: options.Root = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    trust: options.Trust = False,
 ) -> None:
     """Prune a run's network at the posterior mean, without retraining; of a pretraining run its encoder.
 
@@ -78,7 +79,8 @@ def command(
     from byov.runs import Reading, open_run
 
     check_file(out, run, force)
-    reading = Reading(seed=seed, split=split, root=root, device=choose_device(device) if sweep or rounds else "cpu")
+    place = choose_device(device) if sweep or rounds else "cpu"
+    reading = Reading(seed=seed, split=split, root=root, device=place, trust=trust)
     if sweep:
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")

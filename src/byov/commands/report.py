@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from byov.commands import options
+
 
 def command(
     runs: Annotated[
@@ -21,7 +23,7 @@ def command(
     severities: Annotated[str, typer.Option(help="Of the shifts, such as 1-5 or 1,3,5.")] = "1,3,5",
     limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,
     split: Annotated[str, typer.Option(help="The split to read on.")] = "test",
-    seed: Annotated[int, typer.Option(help="Of the draws, the shifts, the probe, and what --limit takes.")] = 0,
+    seed: options.Seed = 0,
     root: Annotated[
         Path | None, typer.Option(help="The folder of the data sets, if not where the recipe says.", show_default=False)
     ] = None,
@@ -30,12 +32,13 @@ def command(
         typer.Option(help="Where measured numbers are kept; none: RUN/report.", show_default=False),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    device: options.Device = "auto",
     compute: Annotated[
         bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
     ] = True,
     renew: Annotated[bool, typer.Option("--renew", help="Measure again what was kept.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    trust: options.Trust = False,
+    force: options.Force = False,
 ) -> None:
     """One HTML file about one or several runs: is it better calibrated, where does it fail, what does it not know?
 
@@ -60,7 +63,7 @@ def command(
     if limit < 0:
         raise ValueError(f"--limit is a number of images, or 0 for all, not {limit}.")
     place = choose_device(device)
-    reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place)
+    reading = Reading(samples, seed=seed, limit=limit or None, split=split, root=root, device=place, trust=trust)
     request = Request(reading, shift, parse_severities(severities))
     with progress() as advance:
         tree = report(runs, out, request, compute, renew, cache, title, advance=advance)

@@ -36,6 +36,7 @@ def command(
     device: options.Device = "auto",
     data_root: options.Root = None,
     run: Runs = None,
+    trust: options.Trust = False,
     minutes: Minutes = None,
     out: Out = Path("reproduced"),
     force: Force = False,
@@ -59,7 +60,7 @@ def command(
         show(tables.catalogue(catalogue(known, names or ["*"])), width=110)
         return
     chosen, skipped = choose(names or [], known)
-    wanted = contexts(chosen, out, scale, seed, str(choose_device(device)), data_root, run or (), minutes)
+    wanted = contexts(chosen, out, scale, seed, str(choose_device(device)), data_root, run or (), minutes, trust)
     for name, context in wanted.items():
         if not force:
             check(known[name], context)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from byov.files import REAL, misfit
 from byov.posterior.module import BayesianModule
 from byov.runs.header import read_lines
 
@@ -22,6 +23,9 @@ QUANTITIES = {
 }
 PARTS: dict[str, Any] = {"projector": ("#D55E00", "-"), "predictor": ("#CC79A7", "--")}
 """A student's heads, which the paper tells from the encoder; the encoder's layers are coloured by depth."""
+WIDTH = 1 + len(QUANTITIES)
+RECORD = {"step": int, "epoch": REAL, "layers": {"*": [(*REAL, type(None))]}}
+"""A line of layers.jsonl: of each layer its number of weights, then the quantities."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -46,10 +50,12 @@ def layer_history(run: Path) -> LayerHistory:
     file = (run if run.is_dir() else run.parent) / "layers.jsonl"
     if not file.is_file():
         raise ValueError(f"{run} has no layers.jsonl: it has no posterior, or was trained before they were recorded.")
-    records = read_lines(file)
+    records = [record for record in read_lines(file) if not misfit(record, RECORD)]
     if not records:
-        raise ValueError(f"{file} is empty: the run has not begun.")
+        raise ValueError(f"{file} holds no record: the run has not begun, or the file is another's.")
     layers = list(records[0]["layers"])
+    if any(list(r["layers"]) != layers or any(len(found) != WIDTH for found in r["layers"].values()) for r in records):
+        raise ValueError(f"{file} is damaged: its records are not all of the same layers.")
     columns: dict[str, Any] = {
         quantity: [[record["layers"][layer][1 + i] for record in records] for layer in layers]
         for i, quantity in enumerate(QUANTITIES)

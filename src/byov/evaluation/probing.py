@@ -35,10 +35,11 @@ def probe_run(
     device: str = "auto",
     data: str | None = None,
     temper: int = 0,
+    trust: bool = False,
 ) -> ProbedRun:
     """Fit probes on the training images of a set, by default the run's own, and read them on another split of it."""
     place = choose_device(device)
-    run = open_run(path, Reading(seed=seed, root=root, device=place, data=data))
+    run = open_run(path, Reading(seed=seed, root=root, device=place, data=data, trust=trust))
     if not isinstance(run, Pretrained):
         raise ValueError(f"{path} is not a run of byov pretrain.")
     load = run.load_own if data is None else run.load

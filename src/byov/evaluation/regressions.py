@@ -19,6 +19,7 @@ from byov.files import check_out, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
+from byov.runs import read_header
 from byov.runs.run import NO_NETWORK, digest, started_anew
 from byov.train.tabular import Regressor, held_out, restore
 
@@ -77,11 +78,18 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
 
 
 def evaluate_run(
-    name: str, samples: int, seed: int, out: Path, device: torch.device, root: Path | None = None, force: bool = False
+    name: str,
+    samples: int,
+    seed: int,
+    out: Path,
+    device: torch.device,
+    root: Path | None = None,
+    force: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
     check_out(out, force)
-    module, recipe, like = restore(Path(name), device)
+    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
     data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
@@ -102,13 +110,20 @@ def evaluate_run(
 
 
 def predict_run(
-    name: str, data: str, samples: int, seed: int, out: Path, device: torch.device, force: bool = False
+    name: str,
+    data: str,
+    samples: int,
+    seed: int,
+    out: Path,
+    device: torch.device,
+    force: bool = False,
+    trust: bool = False,
 ) -> Predicted:
     """Predict the rows of a file and write a .csv: the mean, its standard deviation, and that over draws."""
     if out.suffix != ".csv":
         raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
     check_out(out, force)
-    module, recipe, like = restore(Path(name), device)
+    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
     X = features(data, like.channels, recipe.data.column, like.columns, like.target)
     found = predicted(module, like, X, samples, seed)
     if not found.std.isfinite().all():

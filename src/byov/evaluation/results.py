@@ -21,7 +21,7 @@ from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import Row, evaluate, plan
 from byov.evaluation.scores import conventions
 from byov.evaluation.summary import corruption_errors, summarise
-from byov.files import write_json
+from byov.files import REAL, misfit, read_json, write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
 from byov.runs.run import Pretrained
@@ -31,6 +31,28 @@ KIND = "byov evaluate"
 FREE = {"model.name", "data.root", "conventions.ece_floor", "conventions.representation"}
 """What may differ between two protocols: names of places, where the digests agree; and what a score that older files
 lack stands for."""
+SCORES = {"*": (*REAL, type(None))}
+ROW = {"shift": str, "severity": int, "at_mean": SCORES, "under_draws?": SCORES}
+PROTOCOL = {
+    "seed": int,
+    "samples?": int,
+    "bins": int,
+    "shift": str,
+    "shifts": [str],
+    "severities": [int],
+    "left_out": {"*": str},
+    "data": {"name": str, "split": str, "digest": str, "images": int},
+    "model": {"name": str, "kind": str, "digest": str, "posterior": bool},
+    "conventions": {},
+}
+PATTERN = {
+    "protocol": PROTOCOL,
+    "environment": {"seconds": REAL},
+    "finished": bool,
+    "rows": [ROW],
+    "summary": {},
+}
+"""Of a file of results, as far as it is read."""
 
 
 class Results:
@@ -184,15 +206,15 @@ def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
     """Return what a file of results holds, its rows as `Row`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: {advice}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file of results at {path}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["kind"] != KIND:
-            raise ValueError(content["kind"])
-        return {**content, "rows": [Row(**row) for row in content["rows"]]}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise FileExistsError(f"{path} is not a file of `{KIND}`: {advice}.") from None
+        content = read_json(path)
+    except ValueError as error:
+        raise FileExistsError(f"{str(error).removesuffix('.')}: {advice}.") from None
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise FileExistsError(f"{path} is not a file of `{KIND}`: {advice}.")
+    if wrong := misfit(content, PATTERN):
+        raise FileExistsError(f"{path} is not as `{KIND}` writes it, {wrong}: {advice}.")
+    return {**content, "rows": [Row(**row) for row in content["rows"]]}
 
 
 def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:

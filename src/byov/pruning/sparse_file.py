@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import prune as masks
 
+from byov.files import replacing
 from byov.posterior.module import BayesianModule
 from byov.pruning.masks import masked
 from byov.pruning.structured import shaped_like
@@ -58,11 +59,8 @@ def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str
             stored[id(value)] = hung(_pack(value), f"state/{name}")
         state[name] = stored[id(value)]
     tree = json.dumps({"kind": _KIND, "about": about or {}, "state": state}, separators=(",", ":"))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(save(tensors, {"byov": tree}))  # by `save_file`, no one else could read it
-    temporary.replace(path)
+    with replacing(Path(path)) as fresh:
+        fresh.write_bytes(save(tensors, {"byov": tree}))  # by `save_file`, no one else could read it
 
 
 def load_sparse(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:

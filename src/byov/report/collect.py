@@ -35,7 +35,7 @@ KIND = "byov report"
 FEW = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 """The shifts of a report, unless others are requested: those of the demo."""
 SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", "device", "batch_size")
+KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", "device", "batch_size", "trust")
 """What a cached part always names of its reading, as older files do, and never; other settings only if unusual."""
 CHOSEN = ("shift", "shifts", "severities", "left_out", "conventions")
 """What two protocols may differ in whose rows are the same where both have them."""
@@ -142,7 +142,7 @@ class Collector:
     def fill(self) -> None:
         """Set the run's parts and, unless a file of its scores was given, its evaluation."""
         run, parts = self.run, self.run.parts
-        parts["identity"] = self._part("identity", lambda opened, _: identity(opened), compute=True)
+        parts["identity"] = self._part("identity", self._identity, compute=True)
         if run.evaluation is not None and run.protocol["model"]["digest"] != parts["identity"]["digest"]:
             run.notes.append(f"The file of results given for {run.name} is of other weights, and was set aside.")
             run.evaluation = None
@@ -172,6 +172,12 @@ class Collector:
             made = make(self.opened, self.request)
             found = self.cache.put(name, NOTHING if made is None else made)
         return found
+
+    def _identity(self, run: Run, request: Request) -> dict[str, Any]:
+        """Return its identity; refuse the images that are to be read before anything is kept."""
+        if self.compute:
+            _ = run.images
+        return identity(run)
 
     def _recorded(self) -> list[dict[str, Any]]:
         """Return the evaluations of these weights that lie in the run's folder, most rows first."""

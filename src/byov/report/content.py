@@ -215,7 +215,7 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
     found = []
     for i, run in ((i, run) for i, group in enumerate(groups) for run in group.runs):
         log = [] if run.header is None else run.header.records("log.jsonl")
-        lines, curves = thinned([line for line in log if "epoch" in line], 120), {}
+        lines, curves = thinned([line for line in log if isinstance(line.get("epoch"), int | float)], 120), {}
         for name in CURVES:
             each = [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
             if len(each) > 1 and any(y for _, y in each):

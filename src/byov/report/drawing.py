@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from PIL import Image
 from torch import Tensor
 
+from byov.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -98,11 +100,10 @@ def save(made: Figure, stem: Path, **options: Any) -> list[Path]:
     """Write STEM.png and STEM.svg, the same bytes for the same figure; `options` are matplotlib's."""
     import matplotlib
 
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    with matplotlib.rc_context(_STYLE):
-        made.savefig(paths[0], dpi=200, **options)
-        made.savefig(paths[1], metadata={"Date": None}, **options)
+    with matplotlib.rc_context(_STYLE), replacing(paths[0]) as png, replacing(paths[1]) as svg:
+        made.savefig(png, dpi=200, **options)
+        made.savefig(svg, metadata={"Date": None}, **options)
     return paths
 
 

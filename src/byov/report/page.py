@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from byov.files import replacing
 from byov.report.collect import Advance, Request, collect
 from byov.report.content import METRICS, content
 from byov.report.formatting import MISSING, cell, count, setting, signed
@@ -79,13 +79,11 @@ def as_script(tree: dict[str, Any]) -> str:
 
 def write(out: Path, html: str) -> None:
     """Write the page, whole or not at all; refuse one that is too large."""
-    size = len(html.encode())
-    if size > LIMIT:
-        raise ValueError(f"The page would take {size:,} bytes, over {LIMIT:,}: name fewer runs.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    partial.write_text(html, encoding="utf-8")
-    os.replace(partial, out)
+    content = html.encode(errors="backslashreplace")  # names of files need not be UTF-8
+    if len(content) > LIMIT:
+        raise ValueError(f"The page would take {len(content):,} bytes, over {LIMIT:,}: name fewer runs.")
+    with replacing(out) as fresh:
+        fresh.write_bytes(content)
 
 
 def _asset(name: str) -> str:

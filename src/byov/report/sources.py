@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from byov.evaluation import results
-from byov.evaluation.pruning import KIND as SWEEP
 from byov.evaluation.rows import CLEAN, Row
+from byov.files import REAL, misfit, read_json
 from byov.report.drawing import figure_uri
 from byov.runs import CHECKPOINT, Header, read_header
+
+COMPARISON = {"quantity": str, "ours?": REAL, "paper?": REAL, "error?": REAL, "verdict?": str}
+NUMBERS = [(*REAL, type(None))]
+CURVE = {"model": str, "by": str, "seed?": int, "sparsity": [REAL], "top1": NUMBERS, "ece": NUMBERS, "nll?": NUMBERS}
+PATTERNS: dict[str, tuple[Any, Any]] = {
+    "probe": ({"scores": {}, "protocol": {}}, {"scores": {"*": REAL}, "protocol": {"run?": str}}),
+    "reproduce": (
+        {"comparisons": []},
+        {"comparisons": [COMPARISON], "title?": str, "name?": str, "note?": str},
+    ),
+    "explore": ({"what": str, "protocol": {}, "result": (dict, list)}, {}),
+    "prune": ({"kind": str, "curves": []}, {"curves": [CURVE]}),
+}
+"""By what a file of a command is known, and what the page reads of it."""
 
 
 @dataclass(eq=False)
@@ -103,30 +118,36 @@ def gather(paths: Sequence[Path]) -> Sources:
 
 def _take_file(path: Path, sources: Sources) -> None:
     """Give a file to the run it speaks of, which is a new one if nobody named that."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file of results at {path}.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not a JSON file.") from None
+    content = read_json(path)
     content = content if isinstance(content, dict) else {}
     if content.get("kind") == results.KIND:
         evaluation = results.read(path)
         if not evaluation["rows"]:
             raise ValueError(f"{path} holds no row yet: run its command again.")
         _owner(evaluation["protocol"]["model"]["name"], path, sources.runs, "evaluation").evaluation = evaluation
-    elif isinstance(content.get("scores"), dict) and "protocol" in content:
-        _owner(content["protocol"].get("run", path.stem), path, sources.runs, "probe").probe = content
-    elif isinstance(content.get("comparisons"), list):
-        shown = {key: value for key, value in content.items() if key != "data"}
-        sources.outcomes.append({"file": str(path), "figure": figure_uri(path.with_name("figure.png")), **shown})
-    elif {"what", "protocol", "result"} <= set(content):
-        sources.explored.append({"file": str(path), "figure": figure_uri(path.with_suffix(".png")), **content})
-    elif content.get("kind") == SWEEP and isinstance(content.get("curves"), list):
-        sources.sweeps.append({"file": str(path), **content})
-    else:
+        return
+    kind = next((kind for kind, (tells, _) in PATTERNS.items() if not misfit(content, tells)), None)
+    if kind is None:
         known = "byov evaluate, probe, prune, explore or reproduce"
         raise ValueError(f"{path} is not a file that {known} writes, so the report cannot show it.")
+    if wrong := misfit(content, PATTERNS[kind][1]):
+        raise ValueError(f"{path} is not as byov {kind} writes it: {wrong}.")
+    if kind == "probe":
+        _owner(content["protocol"].get("run") or path.stem, path, sources.runs, "probe").probe = content
+    elif kind == "reproduce":
+        shown = {key: value for key, value in content.items() if key != "data"}
+        sources.outcomes.append({**shown, "file": str(path), "figure": _figure(path.with_name("figure.png"))})
+    elif kind == "explore":
+        sources.explored.append({**content, "file": str(path), "figure": _figure(path.with_suffix(".png"))})
+    else:
+        sources.sweeps.append({**content, "file": str(path)})
+
+
+def _figure(path: Path) -> str | None:
+    try:
+        return figure_uri(path)
+    except (OSError, ValueError, Image.DecompressionBombError):
+        raise ValueError(f"{path} is a picture that cannot be read: remove it, or draw it again.") from None
 
 
 def _owner(name: str, path: Path, runs: list[ReportedRun], what: str) -> ReportedRun:

@@ -49,8 +49,8 @@ def figure4(context: Context) -> Outcome:
     """Prune and shift each seed's pair of runs, and compare their means."""
     curves, protocols, shifts, spreads = [], [], [], []
     for seed, byov, byol in pairs(context):
-        made_of = {"byov": weights_of(byov), "byol": weights_of(byol), "of_seed": seed}
-        spreads.append(sigma_spread(byov))
+        made_of = {"byov": weights_of(byov, context), "byol": weights_of(byol, context), "of_seed": seed}
+        spreads.append(sigma_spread(byov, context))
         for probe, sparsities in (("fixed", SPARSITIES), ("refitted", REFITTED[context.scale])):
             asked = {**made_of, "probe": probe, "sparsities": list(sparsities)}
             make = partial(_sweep, context, byov, byol, probe, sparsities)
@@ -96,17 +96,17 @@ def pairs(context: Context) -> list[tuple[int, Path, Path]]:
     return [(seed, found["gaussian"][seed], found["none"][seed]) for seed in both]
 
 
-def weights_of(run: Path) -> str:
+def weights_of(run: Path, context: Context) -> str:
     """Return the digest of a run's weights: a part found with others is not used again."""
-    return digest(open_run(run).network)
+    return digest(open_run(run, Reading(trust=context.trust)).network)
 
 
-def sigma_spread(path: Path) -> float:
+def sigma_spread(path: Path, context: Context) -> float:
     """Return the standard deviation of log σ within a pruned tensor, mean over tensors: what SNR adds to |μ|.
 
     It grows with training: σ starts the same everywhere, and Adam moves log σ² by at most a learning rate a step.
     """
-    run = open_run(path)
+    run = open_run(path, Reading(trust=context.trust))
     assert run.q is not None
     names = {
         places[0][0]
@@ -118,14 +118,15 @@ def sigma_spread(path: Path) -> float:
 
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
-    reading = Reading(seed=context.seed, root=context.root, device=context.device)
+    where: dict[str, Any] = {"root": context.root, "device": context.device, "trust": context.trust}
+    reading = Reading(seed=context.seed, **where)
     return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=("BYOV", "BYOL"))
 
 
 def _shifted(context: Context, path: Path) -> dict[str, Any]:
     """Score a run's probe on clean and shifted test images, at μ and under draws; average over severities."""
     where: dict[str, Any] = {"seed": context.seed, "device": context.device}
-    run = open_run(path, Reading(DRAWS, fit_samples=FIT_DRAWS, root=context.root, **where))
+    run = open_run(path, Reading(DRAWS, fit_samples=FIT_DRAWS, root=context.root, trust=context.trust, **where))
     run.train = run.load_own("train")  # without what its recipe holds out
     shifts, _ = shifts_for("augmentations", run.images)
     severities = SEVERITIES[context.scale]

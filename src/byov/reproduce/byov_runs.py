@@ -102,7 +102,7 @@ def handed_in(context: Context) -> dict[str, Path]:
 def opened(context: Context, runs: Mapping[str, Path], limit: int | None = 2000, **reading: Any) -> list[Run]:
     """Open runs to be read, under the names that a figure gives them."""
     place = choose_device(context.device)
-    how = Reading(seed=context.seed, root=context.root, device=place, limit=limit, **reading)
+    how = Reading(seed=context.seed, root=context.root, device=place, limit=limit, trust=context.trust, **reading)
     return [open_run(path, how, name) for name, path in runs.items()]
 
 

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from byov.files import write_json
+from byov.runs import read_header
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,6 +70,8 @@ class Context:
     """The user's own runs, to be read in the place of those that the experiment would train."""
     changes: tuple[str, ...] = ()
     """Settings on top of every recipe that is trained, such as "train.epochs=5"."""
+    trust: bool = False
+    """Import the code that the recipes of those runs name."""
     deadline: float | None = None
     """Begin no new work after this `time.monotonic()`."""
     partial: bool = False
@@ -142,19 +145,21 @@ def contexts(
     root: Path | None = None,
     runs: Sequence[Path] = (),
     minutes: float | None = None,
+    trust: bool = False,
 ) -> dict[str, Context]:
     """Return the context of each experiment, in a folder of its own; all have one deadline, `minutes` from now.
 
     Without a scale it is full on a GPU, else quick.
     """
-    size = scale or ("full" if device.startswith("cuda") else "quick")
+    size = ("full" if device.startswith("cuda") else "quick") if scale is None else scale
     if size not in get_args(Scale):
         raise ValueError(f"A scale is quick or full, not {size!r}.")
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"--minutes is above 0, not {minutes}.")
     for path in runs:
-        if not path.exists():
-            raise FileNotFoundError(f"There is no run at {path}.")
+        read_header(path)
     place, deadline = None if root is None else str(root), None if minutes is None else monotonic() + 60 * minutes
-    common = Context(out, size, seed, device, place, tuple(runs), deadline=deadline)  # type: ignore[arg-type]
+    common = Context(out, size, seed, device, place, tuple(runs), deadline=deadline, trust=trust)  # type: ignore[arg-type]
     return {name: replace(common, out=out / name) for name in names}
 
 
@@ -256,7 +261,6 @@ def run(experiment: Experiment, context: Context) -> dict[str, Any]:
     from byov.report.drawing import save
 
     context.check_time()
-    context.out.mkdir(parents=True, exist_ok=True)
     start = monotonic()
     torch.manual_seed(context.seed)  # whatever ran before it in this process
     outcome = experiment.run(context)

@@ -40,7 +40,7 @@ def read(path: Path, context: Context, label: str) -> dict[str, Any]:
     """Return all that the tables ask of the network of a run."""
     how, seed = PROTOCOL[context.scale], context.seed
     root = context.root or read_header(path, ["train"]).config["data"]["root"]
-    run = open_run(path, Reading(device=context.device, root=root))
+    run = open_run(path, Reading(device=context.device, root=root, trust=context.trust))
     net, labels, inputs = run.network, run.labels.to(context.device), standardised(run, run.pixels)
     means = running_means(net, inputs, how["draws"], POINTS, seed)
     diagram = metrics.reliability_diagram(means[max(means)], labels, PAPER_BINS)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+
+from byov.files import REAL, misfit
 from byov.train import checkpoint
+from byov.train.config import flatten
 
 CHECKPOINT = "checkpoint.safetensors"
+ABOUT = {
+    "config": {"data": {"name": str, "root?": str}, "model": {}, "posterior": {"family": str}, "train": {"seed": int}},
+    "data": {"digest": str, "images": int, "mean": [REAL], "std": [REAL]},
+    "shape": [int],
+    "class_names?": [str],
+}
+"""What every run's checkpoint says of it."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,22 +55,48 @@ class Header:
     def finished(self) -> bool:
         return self.step >= self.total
 
+    def trusted(self, trust: bool) -> Header:
+        """Return the header; without trust, refuse a recipe that names code to import: it may be somebody else's."""
+        for key, value in flatten(self.config).items():
+            if isinstance(value, str) and value.startswith("python:") and not trust:
+                named = f"{self.file} names code to import, {key} = {value}"
+                raise ValueError(f"{named}: add --trust (in Python trust=True) if you know whose it is.")
+        return self
+
+    def restored(self, restore: Callable[[Path, torch.device | str], T], device: torch.device | str) -> T:
+        """Call a kind's `restore` on the checkpoint; where that fails, name the file."""
+        try:
+            return restore(self.file, device)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+            if str(self.file) in str(error):
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise ValueError(f"{self.file} cannot be opened: {reason}.") from error
+
     def records(self, name: str) -> list[dict[str, Any]]:
         """Read the objects of a file beside the checkpoint; see `read_lines`."""
         return read_lines(self.folder / name)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short."""
+    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short.
+
+    What is no finite number is None, as the journal writes it.
+    """
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            item = json.loads(line)
-        except ValueError:
+            item = json.loads(line, parse_float=_finite, parse_constant=_finite)
+        except (ValueError, RecursionError):
             continue
         if isinstance(item, dict):
             found.append(item)
     return found
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def checkpoint_of(path: str | Path) -> Path:
@@ -70,19 +110,23 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
     file = checkpoint_of(path)
     if not file.is_file():
         raise ValueError(f"There is no run at {path}: name a run's folder or its checkpoint.")
+    state = _peek(file)
+    about = state["recipe"]
+    if about.get("kind") not in kinds:
+        raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {about.get('kind')!r}.")
+    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int})
+    if wrong or len(about["shape"]) != 2:
+        raise ValueError(f"{file} is damaged: of its header, {wrong or 'shape has not two numbers'}.")
+    return Header(file, about, state.get("step") or 0, state.get("total") or 0)
+
+
+def _peek(file: Path) -> dict[str, Any]:
+    """Read a checkpoint without its tensors; what is no tree of a run has a recipe of no kind."""
     state = checkpoint.peek(file)
-    about = state.get("recipe") if isinstance(state, dict) else None
-    kind = about.get("kind") if isinstance(about, dict) else None
-    if not isinstance(about, dict) or kind not in kinds or not {"config", "data", "shape"} <= set(about):
-        raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {kind!r}.")
-    return Header(file, about, int(state.get("step") or 0), int(state.get("total") or 0))
+    return state if isinstance(state, dict) and isinstance(state.get("recipe"), dict) else {"recipe": {}}
 
 
 def is_table(path: str) -> bool:
     """Tell whether a name is that of a run on a table, which has no images; see `byov.evaluation.regressions`."""
     file = checkpoint_of(path)
-    if path.startswith("python:") or not file.is_file():
-        return False
-    state = checkpoint.peek(file)
-    about = state.get("recipe") if isinstance(state, dict) else None
-    return isinstance(about, dict) and about.get("kind") == "table"
+    return not path.startswith("python:") and file.is_file() and _peek(file)["recipe"].get("kind") == "table"

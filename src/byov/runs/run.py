@@ -63,13 +63,16 @@ class Reading:
     channels: int | None = None
     normalise: bool = False
     """For a network of one's own: standardise the images by the training split's moments."""
+    trust: bool = False
+    """Import the module that a checkpoint's recipe names, `python:module:function`. It runs whatever is in there."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
-        for name in ("samples", "fit_samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}.")
+        for name in ("samples", "fit_samples", "batch_size", "limit", "train_limit", "image_size", "channels"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                least = "one image" if name.endswith("limit") else "1"
+                raise ValueError(f"{name} is at least {least}, not {value}.")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is auto, loop or vmap, not {self.strategy!r}.")
         if self.tolerance is not None and not self.tolerance > 0:
@@ -100,7 +103,9 @@ class Run:
         self.name, self.reading, self.header = name, reading, header
         channels, size = (reading.channels, reading.image_size) if header is None else header.about["shape"]
         if header is not None and (reading.channels not in (None, channels) or reading.image_size not in (None, size)):
-            raise ValueError(f"The run takes images of {channels} channels and {size} pixels.")
+            raise ValueError(
+                f"The run takes images of {channels} channels and {size} pixels: leave out --channels and --image-size."
+            )
         self.shape: tuple[int | None, int | None] = (channels, size)
         self.data: str | None = reading.data
 
@@ -238,7 +243,7 @@ class Pretrained(Run):
             raise ValueError("A probe reads one draw after the other: its strategy is loop, not vmap.")
         if reading.tolerance is not None:
             raise ValueError("A probe reads all images under the same draws: leave out --tolerance.")
-        self.module, self.recipe = pretrain.restore(header.file, reading.device)
+        self.module, self.recipe = header.restored(pretrain.restore, reading.device)
         self.weights, self.network = self.module, self.module.student
         self.data = reading.data or self.recipe.data.name
 
@@ -323,7 +328,7 @@ class Trained(Network):
     kind, needs_train = "train", False
 
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
-        module, self.recipe = supervised.restore(header.file, reading.device)
+        module, self.recipe = header.restored(supervised.restore, reading.device)
         super().__init__(name, reading, module.net, header)
         self.data = reading.data or self.recipe.data.name
         self.class_names = tuple(header.about["class_names"])
@@ -339,11 +344,14 @@ KINDS: dict[str, type[Pretrained] | type[Trained]] = {"pretrain": Pretrained, "t
 
 
 def open_run(path: str | Path, reading: Reading | None = None, name: str | None = None) -> Run:
-    """Open a run's folder, its checkpoint, or `python:module:function` that returns a network."""
+    """Open a run's folder, its checkpoint, or `python:module:function` that returns a network.
+
+    Opening a run imports nothing that its files name, unless the reading says `trust`.
+    """
     reading = reading or Reading()
     if str(path).startswith("python:"):
         return Network(name or str(path), reading, _call_entry(str(path), reading.seed))
-    header = read_header(path, tuple(KINDS))
+    header = read_header(path, tuple(KINDS)).trusted(reading.trust)
     return KINDS[header.kind](name or str(path), reading, header)
 
 

@@ -142,6 +142,8 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     resolved = path.resolve()
     if resolved in seen:
         raise ValueError(f"{path} is its own base.")
+    if path.stat().st_size > 20_000:  # tomllib takes the square of a dotted key's length
+        raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
