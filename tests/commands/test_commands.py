@@ -277,7 +277,7 @@ def test_evaluate_is_told_what_is_no_run(call: Any, run: Path, tmp_path: Path) -
 
 def test_what_is_our_fault_ends_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is not to be mistaken for bad input."""
-    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_: {}["bug"])
+    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_, **__: {}["bug"])
     monkeypatch.setattr(sys, "argv", ["byov", "probe", "anywhere"])
     with pytest.raises(KeyError, match="bug"):
         main()

@@ -39,6 +39,7 @@ def command(
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
+    network: options.Network = "student",
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
     bins: Annotated[int, typer.Option(help="Bins of ECE and adaptive ECE.", rich_help_panel=options.OUTPUT)] = 15,
@@ -57,9 +58,7 @@ def command(
     ] = True,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
-    precision: Annotated[
-        str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=options.MACHINE)
-    ] = "32-true",
+    precision: options.Precision = "32-true",
 ) -> None:
     """Accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
 
@@ -89,6 +88,7 @@ def command(
         samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
         data=data, split=split, limit=limit, train_limit=train_limit, root=root, image_size=image_size,
         channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision,  # type: ignore[arg-type]
+        network=network,  # type: ignore[arg-type]
     )  # fmt: skip
     run = open_run(model, reading)
     with progress() as advance:

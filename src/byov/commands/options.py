@@ -35,6 +35,10 @@ Temper = Annotated[
     bool,
     typer.Option("--temper", help="Fit a temperature for the probe, at μ and under draws.", rich_help_panel=DRAWS),
 ]
+Network = Annotated[
+    str, typer.Option(help="Of a pretraining run: read the student or the teacher.", rich_help_panel=DRAWS)
+]
+Precision = Annotated[str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=MACHINE)]
 Strategy = Annotated[
     str, typer.Option(help="How to make draws: loop, vmap or auto. A probe knows loop.", rich_help_panel=DRAWS)
 ]

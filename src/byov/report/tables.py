@@ -24,7 +24,19 @@ from byov.runs import Run
 from byov.runs.run import NO_NETWORK, started_anew
 from byov.ssl.probe import ProbeResult
 
-PROBES = {"linear": "linear, μ", "linear_draws": "linear, draws", "knn": "kNN, μ", "knn_draws": "kNN, draws"}
+PROBES = {
+    "linear": "linear, μ",
+    "linear_draws": "linear, draws",
+    "knn": "kNN, μ",
+    "knn_draws": "kNN, draws",
+    "byol": "BYOL, μ",
+    "byol_tempered": "… tempered",
+    "byol_draws": "BYOL, draws",
+    "byol_draws_tempered": "… tempered",
+    "byol_teacher": "BYOL, teacher",
+    "byol_teacher_tempered": "… tempered",
+}
+"""The readings of `byov probe`: L-BFGS, neighbours, and BYOL's linear evaluation."""
 
 
 def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Box | None = box.SIMPLE_HEAD) -> Table:

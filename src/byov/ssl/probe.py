@@ -269,7 +269,10 @@ def evaluate_probe(
         options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
     s = settings or ProbeSettings()
-    (images, labels, classes), (test_images, test_labels, _) = _labelled(train, "train"), _labelled(test, "test")
+    (images, labels, classes), (test_images, test_labels, _) = (
+        labelled_images(train, "train"),
+        labelled_images(test, "test"),
+    )
     if int(test_labels.max()) >= classes:
         raise ValueError(f"The test labels reach {int(test_labels.max())}, but the training set has {classes} classes.")
     probe = Probe.fit(model, images, labels, classes, s, **options)
@@ -281,7 +284,7 @@ def evaluate_probe(
     return ProbeResult(scores, predictions, probe, s)
 
 
-def _labelled(data: ImageSet | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, int]:
+def labelled_images(data: ImageSet | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, int]:
     """Return images, labels and the number of classes."""
     images, labels = (data.images, data.labels) if isinstance(data, ImageSet) else data
     if labels is None or len(labels) != len(images) or not len(labels):
