@@ -32,7 +32,7 @@ from byov.prediction.result import Prediction
 from byov.ssl.byol import BYOL
 from byov.ssl.classifiers import LinearProbe, held_out
 from byov.ssl.features import Encoder, ImageOptions
-from byov.ssl.probe import FIT, TEMPER, Probe, Scores, labelled_images
+from byov.ssl.probe import FIT, TEMPER, Labelled, Probe, Scores, labelled_images
 from byov.ssl.temperature import fit_temperature, temper
 from byov.ssl.views import UNIFORMS, View, crop, parameters
 from byov.train.schedules import warmup_cosine
@@ -138,8 +138,8 @@ class Heads:
 
 def linear_evaluation(
     model: nn.Module | Encoder,
-    train: ImageSet | tuple[Tensor, Tensor],
-    test: ImageSet | tuple[Tensor, Tensor],
+    train: ImageSet | Labelled,
+    test: ImageSet | Labelled,
     settings: LinearSettings | None = None,
     report: Advance | None = None,
     **options: Unpack[ImageOptions],
@@ -150,10 +150,7 @@ def linear_evaluation(
     `evaluate_probe`; images are best where the encoder is.
     """
     s = settings or LinearSettings()
-    images, labels, classes = labelled_images(train, "train")
-    test_images, test_labels, _ = labelled_images(test, "test")
-    if int(test_labels.max()) >= classes:
-        raise ValueError(f"The test labels reach {int(test_labels.max())}, but the training set has {classes} classes.")
+    (images, labels, classes), (test_images, test_labels) = labelled_images(train, test)
     student = Encoder.of(model)
     encoders = {"student": student}
     if student.posterior is not None and s.draws_read:
@@ -161,12 +158,12 @@ def linear_evaluation(
     if isinstance(model, BYOL):
         encoders["teacher"] = Encoder.of(model, "teacher")
     held = held_out(len(images), s.holdout, s.seed, None)
-    trained = _train(encoders, images, labels, classes, held, s, report or (lambda *_: None), options)
+    trained = _train(encoders, (images, labels, classes), held, s, report or (lambda *_: None), options)
     kept = images[held.to(images.device)], labels[held.to(labels.device)]
     found = {}
     for name, encoder in encoders.items():
         heads, draws = trained[name], s.draws_read if name == DRAWN else None
-        chosen, temperature, top1 = _choose(encoder, heads, *kept, draws, s, options)
+        chosen, temperature, top1 = _choose(encoder, heads, kept, draws, s, options)
         head = {"linear": heads.probe(chosen)}
         probe = Probe(encoder, head, head, s.seed, **options)
         prediction = probe.predict(test_images, draws)
@@ -182,15 +179,14 @@ def batch_size(images: int, s: LinearSettings) -> int:
 
 def _train(
     encoders: Mapping[str, Encoder],
-    images: Tensor,
-    labels: Tensor,
-    classes: int,
+    data: tuple[Tensor, Tensor, int],
     held: Tensor,
     s: LinearSettings,
     report: Advance,
     options: ImageOptions,
 ) -> dict[str, Heads]:
     """Train the heads of each reading: one of each rate on all images, then one of each on those not held out."""
+    images, labels, classes = data
     batch, size = batch_size(len(images), s), (images.shape[-2], images.shape[-1])
     rates, steps = [rate * batch / 256 for rate in s.rates], len(images) // batch
     taken = torch.stack([torch.ones_like(held), ~held], 1).repeat_interleave(len(rates), 1)
@@ -237,19 +233,13 @@ def _heads(name: str, features: Tensor, classes: int, rates: Sequence[float], s:
 
 
 def _choose(
-    encoder: Encoder,
-    heads: Heads,
-    images: Tensor,
-    labels: Tensor,
-    draws: int | None,
-    s: LinearSettings,
-    options: ImageOptions,
+    encoder: Encoder, heads: Heads, kept: Labelled, draws: int | None, s: LinearSettings, options: ImageOptions
 ) -> tuple[int, float, dict[float, float]]:
     """Return the rate that is best on the held-out images (its place), its temperature there, and each one's top-1.
 
     The draws are others than the test images are read under. Of equal top-1 the most likely labels decide.
     """
-    count = len(s.rates)
+    (images, labels), count = kept, len(s.rates)
     each = {str(i): heads.probe(count + i) for i in range(count)}
     found = Probe(encoder, each, each, stream(s.seed, TEMPER), **options).predict_heads(images, draws)
     probs = [found[str(i)].mean for i in range(count)]
