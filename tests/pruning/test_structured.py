@@ -264,6 +264,7 @@ def test_a_smaller_network_is_saved_and_loaded(tmp_path: Path) -> None:
         ({"heads": 1.0}, "below 1, not 1.0"),
         ({"units": -0.1}, "not -0.1"),
         ({"by": "luck"}, "'luck'"),
+        ({"by": "random"}, "snr or magnitude, not by 'random'"),
         ({"scope": "all"}, "'all'"),
         ({"by": "snr"}, "no σ"),
     ],

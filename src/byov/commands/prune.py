@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +16,17 @@ def command(
     run: Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")],
     out: Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")],
     sparsity: Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")] = 0.5,
-    by: Annotated[str, typer.Option(help="What decides: snr (|μ|/σ) or magnitude (|μ|).")] = "snr",
-    scope: Annotated[str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global.")] = (
-        "layer"
-    ),
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="What decides: snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
+            " Default: snr, and of a sweep all that the run allows.",
+            show_default=False,
+        ),
+    ] = None,
+    scope: Annotated[
+        str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global; of a sweep both.")
+    ] = "layer",
     groups: Annotated[
         bool, typer.Option("--groups", help="Remove whole attention heads and hidden units: a smaller network.")
     ] = False,
@@ -32,7 +39,9 @@ def command(
     lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.", rich_help_panel=ROUNDS)] = 1e-3,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Instead: scores over sparsities, by SNR and magnitude.", rich_help_panel=SWEEP),
+        typer.Option(
+            "--sweep", help="Instead: scores over sparsities, by SNR, magnitude and random.", rich_help_panel=SWEEP
+        ),
     ] = False,
     twin: Annotated[
         Path | None,
@@ -46,7 +55,7 @@ def command(
     ] = None,
     refit: Annotated[
         bool,
-        typer.Option("--refit", help="Fit the probe to each pruned encoder, not once before.", rich_help_panel=SWEEP),
+        typer.Option("--refit", help="Also read with a probe fitted to each pruned encoder.", rich_help_panel=SWEEP),
     ] = False,
     split: options.Split = "test",
     root: options.Root = None,
@@ -57,7 +66,7 @@ def command(
 
     Biases and normalisation layers are left alone. byov.pruning.load_sparse reads the file into the plain network.
     With --sweep the networks are only read: OUT.json, and its figure as OUT.png and OUT.svg. A supervised network is
-    read by its own output layer, an encoder by a linear probe fitted before pruning (--refit: after it).
+    read by its own output layer, an encoder by a linear probe fitted before pruning (--refit: and by one after it).
 
     Example: byov prune runs/byov --sparsity 0.7 --by snr --out pruned.safetensors
     """
@@ -79,18 +88,19 @@ def command(
             raise ValueError(f"A sweep is written as JSON: --out ends in .json, unlike {out.name}.")
         for suffix in (".json", ".png", ".svg"):
             check_out(out.with_suffix(suffix), force)
-        probing, wanted = "refitted" if refit else "fixed", parse_sparsities(sparsities)
+        probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
+        rankings: Any = None if by is None else by.split(",")
         with progress() as advance:
-            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance)  # type: ignore[arg-type]
+            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=rankings)  # type: ignore[arg-type]
         write_json(out, content)
         save(pruning_figure(content), out.with_suffix(""))
-        show(tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")
+        show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")
         return
     if twin is not None or sparsities is not None or refit:
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
     if groups and rounds:
         raise ValueError("Rounds of fine-tuning prune single weights: leave out --groups or --rounds.")
-    opened = open_run(run, reading)
+    opened, by = open_run(run, reading), by or "snr"
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))

@@ -118,7 +118,8 @@ def sigma_spread(path: Path) -> float:
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
     reading = Reading(seed=context.seed, root=context.root, device=context.device)
-    return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=("BYOV", "BYOL"))
+    names = ("BYOV", "BYOL")
+    return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=names, by=("snr", "magnitude"))
 
 
 def _shifted(context: Context, path: Path) -> dict[str, Any]:
