@@ -178,6 +178,13 @@ def sweep_runs(
         "retrained": "; ".join(retrained),
         "scope": scope,
         "reading": how[probings[0]][1] | ({"probe": probing} if probings[0] else {}),
+        **_about(test, reading),
+    }
+    return {"kind": KIND, "protocol": protocol, "curves": sweep.curves, "differences": sweep.differences}
+
+
+def _about(test: ImageSet, reading: Reading) -> dict[str, Any]:
+    return {
         "bins": BINS,
         "error": f"standard deviation over {RESAMPLES:,} resamples of the test images",
         "seed": reading.seed,
@@ -185,7 +192,6 @@ def sweep_runs(
         "device": torch.device(reading.device).type,
         "torch": str(torch.__version__),
     }
-    return {"kind": KIND, "protocol": protocol, "curves": sweep.curves, "differences": sweep.differences}
 
 
 def _several(asked: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:

@@ -280,7 +280,7 @@ def pruning_figure(content: dict[str, Any]) -> Figure:
         plot_curves(left, curves, "top1")
         plot_curves(right, curves, "ece")
         left.set_title(f"{scope}, {how}")
-    rows[0][0].legend()
+    rows[0][0].legend(loc="lower left")
     made.suptitle(f"Pruned: {test['name']} {test['split']}", fontsize="medium")
     return made
 
