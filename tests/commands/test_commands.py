@@ -21,6 +21,7 @@ from byov.data.config import DataConfig
 from byov.evaluation.probing import probe_run
 from byov.posterior import BayesianModule
 from byov.report.tables import probes
+from byov.ssl.linear_evaluation import LinearSettings, linear_evaluation
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import ProbeResult, Scores
 from byov.train import checkpoint
@@ -189,6 +190,38 @@ def test_probe_fits_temperatures_where_it_is_asked_to(call: Any, run: Path, tmp_
         assert warm["scores"][f"{name}/nll"] != plain["scores"][f"{name}/nll"]
 
 
+def test_probe_reads_byols_linear_evaluation_beside_its_own(call: Any, run: Path, tmp_path: Path) -> None:
+    saved = []
+    for more in ((), ("--protocol", "byol", "--epochs", 1), ("--network", "teacher")):
+        out = tmp_path / f"{len(saved)}.json"
+        status, shown, _ = call("probe", run, *PROBE, *more, "--seed", 4, "--out", out)
+        assert status == 0
+        saved.append(json.loads(out.read_text()))
+        assert ("BYOL, teacher" in shown) == ("byol" in more)
+    plain, both, teacher = saved
+    assert {name: both["scores"][name] for name in plain["scores"]} == plain["scores"]
+    names = {name.partition("/")[0] for name in both["scores"].keys() - plain["scores"].keys()}
+    readings = {"byol", "byol_draws", "byol_teacher"}
+    assert names == readings | {f"{name}_tempered" for name in readings}
+    about = both["protocol"].pop("linear_evaluation")
+    assert both["protocol"] == plain["protocol"]
+    assert (about["epochs"], about["batch"], about["draws_read"], about["seed"]) == (1, 6, 2, 4)
+    assert set(about["chosen"]) == readings
+    for name, chosen in about["chosen"].items():
+        assert list(chosen["held_out"]) == ["0.4", "0.3", "0.2", "0.1", "0.05"]
+        assert chosen["held_out"][str(chosen["rate"])] == max(chosen["held_out"].values())
+        assert both["scores"][f"{name}/top1"] == both["scores"][f"{name}_tempered/top1"]
+    module = restore(run)[0]
+    data = [restore(run)[1].data.load(split) for split in ("train", "test")]
+    settings, views = LinearSettings(epochs=1, draws_read=2, seed=4), module.views
+    found = linear_evaluation(module, *data, settings, mean=views.mean, std=views.std)
+    assert both["scores"]["byol_draws/nll"] == pytest.approx(found["student_draws"].scores.nll, rel=1e-4)
+    assert both["scores"]["byol_teacher_tempered/nll"] == pytest.approx(found["teacher"].tempered.nll, rel=1e-4)
+    assert teacher["protocol"]["network"] == "teacher"
+    assert {name.partition("/")[0] for name in teacher["scores"]} == {"linear", "knn"}
+    assert teacher["scores"]["linear/nll"] != plain["scores"]["linear/nll"]
+
+
 def test_probe_reads_the_part_that_was_held_out(run: Path) -> None:
     held = DataConfig(holdout=0.8).load("holdout")
     found = probe_run(run, "holdout", samples=0, k=1000, device="cpu", trust=True)
@@ -234,6 +267,10 @@ def test_probe_tells_bad_input_in_one_sentence(call: Any, run: Path, tmp_path: P
         ([run, "--samples", -1], "read under none or more"),
         ([run, "--fit-samples", 0], "at least one draw"),
         ([run, "--k", 0], "k lies between 1"),
+        ([run, "--protocol", "simclr"], "A protocol is lbfgs or byol, not 'simclr'."),
+        ([run, "--protocol", "byol", "--epochs", 0], "epochs is at least 1, not 0."),
+        ([run, "--network", "pupil"], "A network is the student or the teacher, not 'pupil'."),
+        ([run, "--precision", "16"], "A precision is 32-true or bf16-mixed, not '16'."),
         ([run, "--device", "gpu"], "There is no device 'gpu' here."),
         ([run, "--device", "cuda:77"], "There is no device 'cuda:77' here."),
         ([run, "--out", tmp_path / "taken"], "is a folder: --out takes the name of a file"),
@@ -276,7 +313,7 @@ def test_evaluate_is_told_what_is_no_run(call: Any, run: Path, tmp_path: Path) -
 
 def test_what_is_our_fault_ends_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is not to be mistaken for bad input."""
-    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_: {}["bug"])
+    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_, **__: {}["bug"])
     monkeypatch.setattr(sys, "argv", ["byov", "probe", "anywhere"])
     with pytest.raises(KeyError, match="bug"):
         main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from byov.ssl.features import features
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
 from byov.ssl.pretrain import start as start_pretraining
+from byov.ssl.probe import ProbeSettings
 from byov.train import checkpoint
 from byov.train.config import load_config
 from byov.train.supervised import Supervised
@@ -82,6 +84,12 @@ def test_the_command_refuses_with_one_sentence(runs: Path, call: Any, tmp_path: 
         ((runs / "bbb", "--sparsity", 1.5, "--out", out), "below 1"),
         ((runs / "bbb", "--by", "luck", "--out", out), "'luck'"),
         ((runs / "bbb", "--scope", "all", "--out", out), "'all'"),
+        ((runs / "bbb", "--scope", "both", "--out", out), "'both'"),
+        ((runs / "bbb", "--by", "random", "--groups", "--out", out), "'random'"),
+        ((runs / "bbb", "--by", "random", "--rounds", 2, "--out", out), "'random'"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--by", "snr,luck"), "'luck'"),
+        ((runs / "plain", "--out", f"{out}.json", "--sweep", "--by", "snr"), "no σ"),
+        ((runs / "bbb", "--out", f"{out}.json", "--sweep", "--scope", "all"), "layer, global or both, not 'all'"),
         ((runs / "plain", "--out", out), "no σ"),
         ((runs / "none", "--out", out), "There is no run"),
         ((runs / "bbb", "--out", tmp_path), "folder"),
@@ -109,6 +117,18 @@ def test_the_command_refuses_with_one_sentence(runs: Path, call: Any, tmp_path: 
     assert out.read_bytes() != written
 
 
+def test_random_pruning_is_that_of_the_seed(runs: Path, call: Any, tmp_path: Path) -> None:
+    model: Any = restore_trained(runs / "bbb")[0].net
+    for seed in (0, 4):
+        out = tmp_path / f"{seed}.safetensors"
+        assert call("prune", runs / "bbb", "--by", "random", "--seed", seed, "--out", out)[0] == 0
+        net = load_sparse(out, model.point())
+        expected = prune(model, 0.5, "random", seed=seed)
+        for row in layers(expected):
+            assert torch.equal(net.get_parameter(row.name), expected.get_submodule(row.name.rpartition(".")[0]).weight)
+        assert checkpoint.peek(out)["about"]["seed"] == seed
+
+
 def test_names_with_brackets_are_no_markup(runs: Path, call: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("[x]").symlink_to(runs / "bbb")
@@ -124,22 +144,34 @@ def test_a_sweep_holds_the_curves_of_a_run_and_its_twin(runs: Path, call: Any, t
     assert status == 0
     content = json.loads(out.read_text())
     assert content["kind"] == "byov prune sweep"
-    found = [(curve["model"], curve["by"]) for curve in content["curves"]]
-    assert found == [("bbb", "snr"), ("bbb", "magnitude"), ("plain", "magnitude")]
+    assert [(c["model"], c["by"]) for c in content["curves"]] == [
+        ("bbb", "snr"),
+        ("bbb", "magnitude"),
+        ("bbb", "random"),
+        ("plain", "magnitude"),
+    ]
     assert content["protocol"]["retrained"] == "nothing"
     test = load("digits", "test")
     for curve in content["curves"]:
         assert curve["sparsity"] == [0.0, 0.5, 0.9]
         module, _ = restore_trained(runs / curve["model"])
         for i, sparsity in enumerate(curve["sparsity"]):
-            net = prune(module.net, sparsity, curve["by"]).eval()
+            net = prune(module.net, sparsity, curve["by"], curve["scope"], seed=0).eval()
             with torch.no_grad():
                 logits = net((test.images.float() / 255 - module.augment.mean[0]) / module.augment.std[0])
             right = (logits.argmax(1) == test.labels).float().mean().item()
             assert curve["top1"][i] == pytest.approx(right, abs=1e-6)
             assert curve["ece"][i] == pytest.approx(calibration_error(logits.softmax(1), test.labels).item(), abs=1e-5)
             assert f"{100 * right:.2f}" in said
-    assert content["curves"][0]["top1"][0] == content["curves"][1]["top1"][0]
+            # √(p(1−p)/n), which 1,000 resamples know to 2 %
+            assert curve["error"]["top1"][i] == pytest.approx((right * (1 - right) / len(test)) ** 0.5, rel=0.12)
+    snr, magnitude, random, _ = content["curves"]
+    assert snr["top1"][0] == magnitude["top1"][0] == random["top1"][0]
+    assert [each["minus"]["by"] for each in content["differences"]] == ["magnitude", "random", "magnitude"]
+    ahead = content["differences"][1]
+    assert ahead["top1"] == [a - b for a, b in zip(snr["top1"], random["top1"], strict=True)]
+    assert ahead["error"]["top1"][0] == 0  # the same network
+    assert 0 < ahead["error"]["top1"][1] < 2 * snr["error"]["top1"][1]
     assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"
     assert "<svg" in (tmp_path / "sweep.svg").read_text()
     before = out.read_bytes()
@@ -149,22 +181,42 @@ def test_a_sweep_holds_the_curves_of_a_run_and_its_twin(runs: Path, call: Any, t
     assert out.read_bytes() == before
 
 
-def test_a_sweep_of_an_encoder_says_whether_its_probe_was_refitted(runs: Path, call: Any, tmp_path: Path) -> None:
-    found = {}
-    for words in ((), ("--refit",)):
-        out = tmp_path / f"sweep{len(words)}.json"
-        assert call("prune", runs / "byov", "--sweep", "--sparsities", "0,0.8", "--out", out, *words)[0] == 0
-        found[words] = json.loads(out.read_text())
-    fixed, refitted = found.values()
-    assert [fixed["protocol"]["retrained"], refitted["protocol"]["retrained"]] == ["nothing", "the linear probe"]
-    assert [each["protocol"]["reading"]["probe"] for each in (fixed, refitted)] == ["fixed", "refitted"]
-    for a, b in zip(fixed["curves"], refitted["curves"], strict=True):
+def test_a_sweep_of_an_encoder_says_whether_its_probe_was_refitted(
+    runs: Path, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick: Any = {"l2": (1e-2,), "max_iter": 30}
+    monkeypatch.setattr("byov.evaluation.pruning.ProbeSettings", partial(ProbeSettings, **quick))
+    found, said = {}, ""
+    words = ("--sweep", "--sparsities", "0,0.8", "--by", "snr,random")
+    for more in ((), ("--refit", "--scope", "both")):
+        out = tmp_path / f"sweep{len(more)}.json"
+        status, said, _ = call("prune", runs / "byov", *words, "--out", out, *more)
+        assert status == 0
+        found[more] = json.loads(out.read_text())
+    fixed, both = found.values()
+    assert [fixed["protocol"]["retrained"], both["protocol"]["retrained"]] == ["nothing", "nothing; the linear probe"]
+    assert [each["protocol"]["reading"]["probe"] for each in (fixed, both)] == ["fixed", "both"]
+    assert [(c["by"], c["scope"], c["probe"]) for c in both["curves"]] == [
+        (by, scope, probe)
+        for scope in ("layer", "global")
+        for by in ("snr", "random")
+        for probe in ("fixed", "refitted")
+    ]
+    alone = {c["by"]: c for c in fixed["curves"]}
+    for a, b in zip(both["curves"][::2], both["curves"][1::2], strict=True):
         assert a["top1"][0] == b["top1"][0]  # nothing is pruned yet, so it is the same probe
         assert a["top1"][1] < b["top1"][1]
+        if a["scope"] == "layer":
+            assert a == alone[a["by"]]
+    assert len(both["differences"]) == 4
+    words_said = " ".join(said.split())
+    for how in ("linear probe refitted", "nothing retrained"):
+        for scope in ("per layer", "all layers together"):
+            assert words_said.count(f"{scope}; {how}") == 1
     module, recipe = restore_pretrained(runs / "byov")
     options: Any = {"mean": module.views.mean, "std": module.views.std}
     train, test = recipe.data.load("train"), recipe.data.load("test")
-    head = linear_probe(features(module, train.images, **options), train.labels, classes=10)
+    head = linear_probe(features(module, train.images, **options), train.labels, classes=10, **quick)
     probs = head.probabilities(features(module, test.images, **options))
     assert fixed["curves"][0]["top1"][0] == pytest.approx((probs.argmax(1) == test.labels).float().mean().item())
 

@@ -111,6 +111,7 @@ def test_a_plain_network_and_tied_weights() -> None:
         ({"schedule": lambda s, n: [0.5, 0.4]}, "rise within"),
         ({"schedule": lambda s, n: []}, "rise within"),
         ({"by": "luck"}, "'luck'"),
+        ({"by": "random"}, "snr or magnitude, not by 'random'"),
     ],
 )
 def test_bad_input_is_refused_before_any_training(change: dict[str, Any], says: str) -> None:

@@ -248,6 +248,7 @@ def test_a_smaller_network_is_saved_and_loaded(tmp_path: Path) -> None:
     [
         ({"heads": 1.0}, "below 1, not 1.0"),
         ({"units": -0.1}, "not -0.1"),
+        ({"by": "random"}, "snr or magnitude, not by 'random'"),
         ({"by": "snr"}, "no σ"),
     ],
 )

@@ -75,6 +75,37 @@ def test_the_zeros_are_those_of_a_brute_force_ranking(kind: str, by: Any, scope:
     torch.testing.assert_close(net(x), reference(x))
 
 
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_random_pruning_has_exactly_the_sparsity_and_ignores_magnitude(scope: Any) -> None:
+    net = nn.Sequential(nn.Linear(60, 50), nn.Linear(50, 30))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.arange(3000.0).view(50, 60) + 1)
+        net[1].weight.fill_(1e6)
+    total, found = 4500, {}
+    for sparsity in (0.0, 0.37, 0.9):
+        rows = layers(prune(net, sparsity, "random", scope, seed=3))
+        assert sum(row.zeros for row in rows) == round(sparsity * total)
+        if scope == "layer":
+            assert [row.zeros for row in rows] == [round(sparsity * row.weights) for row in rows]
+        else:  # each layer loses about its share, by a hypergeometric draw; 5 deviations are 4 %
+            assert all(row.zeros / row.weights == pytest.approx(sparsity, abs=0.05) for row in rows)
+    for seed in (3, 3, 4):
+        pruned: Any = prune(net, 0.5, "random", scope, seed=seed)
+        found.setdefault(seed, []).append([pruned[0].weight_mask.flatten(), pruned[1].weight_mask.flatten()])
+    (first, again), (other,) = found.values()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    # Sizes rise along the first layer, and half of either half goes: 5 deviations of 1,500 fair coins are 97.
+    assert all(abs(int(half.sum()) - 750) < 97 for half in first[0].chunk(2))
+    with torch.no_grad():
+        net[0].weight.copy_(net[0].weight.flip(0))
+    assert torch.equal(prune(net, 0.5, "random", scope, seed=3)[0].weight_mask.flatten(), first[0])  # type: ignore[index]
+    more = prune(net, 0.8, "random", scope, seed=3)[0].weight_mask.flatten()  # type: ignore[index]
+    assert not (more > first[0]).any()  # what is gone at 50 % is gone at 80 %
+    bayesian_net = prune(byov.bayesianize(net, byov.Gaussian()), 0.5, "random", scope, seed=3)
+    assert torch.equal(bayesian_net[0].weight_mask.flatten(), first[0])  # type: ignore[index]
+
+
 @given(
     values=st.lists(st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, 2.0, -3.0]), min_size=1, max_size=40),
     deviations=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=40, max_size=40),

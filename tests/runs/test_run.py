@@ -83,6 +83,19 @@ def test_another_version_of_the_network_is_read_by_the_same_head(folder: Path, n
     assert not torch.allclose(run.predictor.read(point, run.pixels), run.at_mean.mean)
 
 
+def test_a_teacher_is_read_by_a_probe_of_its_own(folder: Path) -> None:
+    student, teacher = opened(folder, "byov"), opened(folder, "byov", network="teacher")
+    assert (student.posterior, teacher.posterior, teacher.under_draws) == (True, False, None)
+    assert not torch.allclose(teacher.at_mean.mean, student.at_mean.mean, atol=1e-4)
+    assert "network" not in student.protocol()["model"]  # as in files older than it
+    assert teacher.protocol()["model"]["network"] == "teacher"
+    assert teacher.digest == student.digest
+    with pytest.raises(ValueError, match="this is a classifier"):
+        opened(folder, "bbb", network="teacher")
+    with pytest.raises(ValueError, match="student or the teacher, not 'pupil'"):
+        Reading(network="pupil")  # type: ignore[arg-type]
+
+
 def test_own_data_leave_out_what_the_recipe_holds_out(folder: Path) -> None:
     run = opened(folder, "bbb")
     kept, held = run.load_own("train"), run.load_own("holdout")

@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 import byov
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV
-from byov.ssl.features import extract, feature_draws, features, grouped_draws
+from byov.ssl.features import Encoder, extract, feature_draws, features, grouped_draws
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
 
@@ -104,6 +104,51 @@ def test_of_a_student_they_are_the_encoders() -> None:
     net.load_state_dict(own, strict=False)
     torch.testing.assert_close(drawn, features(net, x, mean=MEAN, std=STD), atol=1e-5, rtol=1e-5)
     assert (drawn - plain).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("bayesian", [False, True])
+def test_of_a_teacher_they_are_those_of_its_moving_average_in_its_own_structure(bayesian: bool) -> None:
+    student, views = Student(network(), 12, hidden=16, outputs=8), Views()
+    rules = {nn.Linear: byov.Gaussian(log_var=-6.0)}  # the convolution stays a point
+    model = BYOV(student, views, rules, byov.Normal(), 100.0) if bayesian else BYOL(student, views)
+    with torch.no_grad():
+        for parameter in model.student.parameters():
+            parameter.add_(0.1)
+    model.update_teacher(0, 10)
+    model.train()
+    model(torch.rand(32, 1, 8, 8), views.draw(32), torch.tensor(0.0))
+    model.eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = {n.removeprefix("encoder."): t for n, t in model.ema.tensors(model.student).items() if "encoder." in n}
+    buffers = dict(model.teacher.encoder.named_buffers())
+    x = normalised(images())
+    expected = torch.func.functional_call(network().eval(), {**weights, **buffers}, (x,))
+    found = features(model, images(), network="teacher", mean=MEAN, std=STD)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert (found - features(model, images(), mean=MEAN, std=STD)).abs().mean() > 1e-3
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not model.teacher.encoder[0]._parameters["weight"]  # the copy got the weights, not the teacher
+    with pytest.raises(ValueError, match="no posterior"):
+        features(model, images(), draws=2, network="teacher")
+
+
+def test_only_byol_has_a_teacher() -> None:
+    for model in (network(), Student(network(), 12, hidden=16, outputs=8)):
+        with pytest.raises(ValueError, match="Only a BYOL or BYOV module has a teacher"):
+            features(model, images(), network="teacher")
+    with pytest.raises(ValueError, match="student or the teacher, not 'pupil'"):
+        features(network(), images(), network="pupil")  # type: ignore[arg-type]
+
+
+def test_many_readings_share_one_place_for_the_draws() -> None:
+    model, x = byov.bayesianize(network(), byov.Gaussian(log_var=-4.0)), images(9)
+    expected = features(model, x, draws=2, generator=seeded(), mean=MEAN, std=STD)
+    at_mean, generator = features(model, x, mean=MEAN, std=STD), seeded()
+    with Encoder.of(model).reading(mean=MEAN, std=STD) as read:
+        found = [read(noise, x) for noise in (model.noise(generator), None, model.noise(generator))]
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], at_mean)
+    assert torch.equal(found[2], expected[1])
 
 
 def test_an_attribute_called_encoder_does_not_make_a_student() -> None:

@@ -52,6 +52,7 @@ def command(
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
+    network: options.Network = "student",
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
     bins: Bins = 15,
@@ -91,6 +92,7 @@ def command(
         samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
         data=data, split=split, limit=limit, train_limit=train_limit, root=root, image_size=image_size,
         channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision, trust=trust,  # type: ignore[arg-type]
+        network=network,  # type: ignore[arg-type]
     )  # fmt: skip
     run = open_run(model, reading)
     with progress() as advance:

@@ -35,12 +35,15 @@ Temper = Annotated[
     bool,
     typer.Option("--temper", help="Fit a temperature for the probe, at μ and under draws.", rich_help_panel=DRAWS),
 ]
+Network = Annotated[
+    str, typer.Option(help="Of a pretraining run: read the student or the teacher.", rich_help_panel=DRAWS)
+]
+Precision = Annotated[str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=MACHINE)]
 Strategy = Annotated[
     str, typer.Option(help="How to make draws: loop, vmap or auto. A probe knows loop.", rich_help_panel=DRAWS)
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of everything random.", rich_help_panel=DRAWS)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MACHINE)]
-Precision = Annotated[str, typer.Option(help="32-true, or bf16-mixed: faster on a GPU.", rich_help_panel=MACHINE)]
 BatchSize = Annotated[int, typer.Option(help="Images at a time. It changes no result.", rich_help_panel=MACHINE)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.", rich_help_panel=OUTPUT)]
 Trust = Annotated[

@@ -23,8 +23,19 @@ def command(
     k: Annotated[
         int, typer.Option(help="Neighbours; at most a tenth of the training images.", rich_help_panel=options.DRAWS)
     ] = 200,
+    network: options.Network = "student",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="lbfgs: logistic regression; byol: BYOL's linear evaluation too, by SGD on random crops, of student"
+            " and teacher.",
+            rich_help_panel=options.DRAWS,
+        ),
+    ] = "lbfgs",
+    epochs: Annotated[int, typer.Option(help="Epochs of --protocol byol.", rich_help_panel=options.DRAWS)] = 80,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    precision: options.Precision = "32-true",
     trust: options.Trust = False,
     out: Annotated[
         Path | None,
@@ -34,9 +45,9 @@ def command(
 ) -> None:
     """Fit kNN and linear probes on the run's training images, and read them at the posterior mean and under draws.
 
-    Example: byov probe runs/byov --out probe.json
+    Example: byov probe runs/byov --protocol byol --out probe.json
     """
-    from byov.commands.console import show
+    from byov.commands.console import progress, show
     from byov.evaluation.probing import probe_run
     from byov.files import check_out, write_json
     from byov.report import tables
@@ -45,7 +56,11 @@ def command(
     if out is not None:
         check_out(out, force)
     place, tempered = None if root is None else str(root), EXAMPLES if temper else 0
-    probed = probe_run(run, split, samples, fit_samples, k, seed, place, device, data, tempered, trust)
+    with progress() as advance:
+        probed = probe_run(
+            run, split, samples, fit_samples, k, seed, place, device, data, tempered, trust,
+            protocol=protocol, network=network, epochs=epochs, precision=precision, report=advance,  # type: ignore[arg-type]
+        )  # fmt: skip
     show(tables.probes({str(run): probed.result}))
     if out is not None:
         write_json(out, {"scores": probed.result.numbers(), "protocol": probed.protocol})

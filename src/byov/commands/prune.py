@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,17 @@ ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
 Run = Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")]
 Out = Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")]
 Sparsity = Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")]
-Order = Annotated[str, typer.Option(help="What decides: snr (|μ|/σ) or magnitude (|μ|).")]
-Scope = Annotated[str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global.")]
+Order = Annotated[
+    str | None,
+    typer.Option(
+        help="What decides: snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
+        " Default: snr, and of a sweep all that the run allows.",
+        show_default=False,
+    ),
+]
+Scope = Annotated[
+    str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global; of a sweep both.")
+]
 Groups = Annotated[
     bool, typer.Option("--groups", help="Remove whole attention heads and hidden units: a smaller network.")
 ]
@@ -24,7 +33,10 @@ Rounds = Annotated[
 Epochs = Annotated[int, typer.Option(help="Epochs of fine-tuning in each round.", rich_help_panel=ROUNDS)]
 Rate = Annotated[float, typer.Option(help="Learning rate of fine-tuning.", rich_help_panel=ROUNDS)]
 Sweep = Annotated[
-    bool, typer.Option("--sweep", help="Instead: scores over sparsities, by SNR and magnitude.", rich_help_panel=SWEEP)
+    bool,
+    typer.Option(
+        "--sweep", help="Instead: scores over sparsities, by SNR, magnitude and random.", rich_help_panel=SWEEP
+    ),
 ]
 Twin = Annotated[
     Path | None,
@@ -36,7 +48,7 @@ Sparsities = Annotated[
 ]
 Refit = Annotated[
     bool,
-    typer.Option("--refit", help="Fit the probe to each pruned encoder, not once before.", rich_help_panel=SWEEP),
+    typer.Option("--refit", help="Also read with a probe fitted to each pruned encoder.", rich_help_panel=SWEEP),
 ]
 
 
@@ -44,7 +56,7 @@ def command(
     run: Run,
     out: Out,
     sparsity: Sparsity = 0.5,
-    by: Order = "snr",
+    by: Order = None,
     scope: Scope = "layer",
     groups: Groups = False,
     force: options.Force = False,
@@ -65,7 +77,7 @@ def command(
 
     Biases and normalisation layers are left alone. byov.pruning.load_sparse reads the file into the plain network.
     With --sweep the networks are only read: OUT.json, and its figure as OUT.png and OUT.svg. A supervised network is
-    read by its own output layer, an encoder by a linear probe fitted before pruning (--refit: after it).
+    read by its own output layer, an encoder by a linear probe fitted before pruning (--refit: and by one after it).
 
     Example: byov prune runs/byov --sparsity 0.7 --by snr --out pruned.safetensors
     """
@@ -85,18 +97,19 @@ def command(
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
         check_sweep_files(out, force)
-        probing, wanted = "refitted" if refit else "fixed", parse_sparsities(sparsities)
+        probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
+        rankings: Any = None if by is None else by.split(",")
         with progress() as advance:
-            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance)  # type: ignore[arg-type]
+            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=rankings)  # type: ignore[arg-type]
         write_json(out, content)
         save(pruning_figure(content), out.with_suffix(""))
-        show(tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")
+        show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")
         return
     if twin is not None or sparsities is not None or refit:
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
     if groups and rounds:
         raise ValueError("Rounds of fine-tuning prune single weights: leave out --groups or --rounds.")
-    opened = open_run(run, reading)
+    opened, by = open_run(run, reading), by or "snr"
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
+from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.device import choose_device
 from byov.runs import Reading, open_run
-from byov.runs.run import Pretrained
+from byov.runs.run import Precision, Pretrained
+from byov.ssl.features import Side
+from byov.ssl.linear_evaluation import Advance, LinearSettings, batch_size, linear_evaluation
 from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe
+
+ProbeProtocol = Literal["lbfgs", "byol"]
+LINEAR = {"student": "byol", "student_draws": "byol_draws", "teacher": "byol_teacher"}
+"""The readings of BYOL's linear evaluation by their names in a result; each has a NAME_tempered beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +43,24 @@ def probe_run(
     data: str | None = None,
     temper: int = 0,
     trust: bool = False,
+    *,
+    protocol: ProbeProtocol = "lbfgs",
+    network: Side = "student",
+    epochs: int = 80,
+    precision: Precision = "32-true",
+    report: Advance | None = None,
 ) -> ProbedRun:
-    """Fit probes on the training images of a set, by default the run's own, and read them on another split of it."""
+    """Fit probes on the training images of a set, by default the run's own, and read them on another split of it.
+
+    With `protocol="byol"` BYOL's linear evaluation, of student and teacher, is read beside the probes fitted by L-BFGS,
+    which are `network`'s; `epochs` is its length, and `report` is told how far it is.
+    """
+    if protocol not in get_args(ProbeProtocol):
+        raise ValueError(f"A protocol is lbfgs or byol, not {protocol!r}.")
+    linear = LinearSettings(epochs=epochs, draws_read=samples, seed=seed) if protocol == "byol" else None
     place = choose_device(device)
-    run = open_run(path, Reading(seed=seed, root=root, device=place, data=data, trust=trust))
+    reading = Reading(seed=seed, root=root, device=place, data=data, network=network, precision=precision, trust=trust)
+    run = open_run(path, reading)
     if not isinstance(run, Pretrained):
         raise ValueError(f"{path} is not a run of byov pretrain.")
     load = run.load_own if data is None else run.load
@@ -47,8 +68,9 @@ def probe_run(
     check_classes(train, test, split)
     k = min(k, max(1, len(train) // 10))
     settings = ProbeSettings(k=k, draws_fit=fit_samples, draws_read=samples, seed=seed, temper=temper)
-    result = evaluate_probe(run.module, train.to(place), test.to(place), settings, **run.probe_options)
-    protocol = {
+    train, test = train.to(place), test.to(place)
+    result = evaluate_probe(run.encoder, train, test, settings, **run.probe_options)
+    about = {
         "run": str(path),
         "split": split,
         "settings": asdict(settings),
@@ -58,4 +80,29 @@ def probe_run(
         "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
         "torch": str(torch.__version__),
     }
-    return ProbedRun(run, result, protocol)
+    # What is not said is as in older files: the student, in float32.
+    about |= {"network": network} if network != "student" else {}
+    about |= {"precision": precision} if precision != "32-true" else {}
+    if linear is not None:
+        result, about["linear_evaluation"] = _with_linear(run, train, test, linear, report, result)
+    return ProbedRun(run, result, about)
+
+
+def _with_linear(
+    run: Pretrained, train: ImageSet, test: ImageSet, settings: LinearSettings, report: Advance | None, to: ProbeResult
+) -> tuple[ProbeResult, dict[str, Any]]:
+    """Add the readings of BYOL's linear evaluation to a result; return its protocol too."""
+    scores, predictions = dict(to.scores), dict(to.predictions)
+    found = linear_evaluation(run.module, train, test, settings, report, **run.probe_options)
+    for reading, each in found.items():
+        name = LINEAR[reading]
+        scores |= {name: each.scores, f"{name}_tempered": each.tempered}
+        predictions[name] = each.prediction
+    about = {
+        **asdict(settings),
+        "batch": batch_size(len(train), settings),
+        "optimizer": "SGD, Nesterov, no decay; cosine to 0; rates times batch/256",
+        "images": "random resized crops (area 0.08 to 1) and flips to train on, whole images to read",
+        "chosen": {LINEAR[reading]: each.protocol() for reading, each in found.items()},
+    }
+    return replace(to, scores=scores, predictions=predictions), about

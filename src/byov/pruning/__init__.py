@@ -5,12 +5,13 @@ from byov.pruning.gradual import cubic, prune_gradually
 from byov.pruning.masks import Layer, layers
 from byov.pruning.sparse_file import load_sparse, save_sparse
 from byov.pruning.structured import group_scores, mask_groups, prune_groups, shrink
-from byov.pruning.unstructured import By, Scope, prune, sweep, weights
+from byov.pruning.unstructured import By, Ranking, Scope, prune, sweep, weights
 
 __all__ = [
     "Block",
     "By",
     "Layer",
+    "Ranking",
     "Scope",
     "cubic",
     "find_blocks",

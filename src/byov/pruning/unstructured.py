@@ -1,4 +1,7 @@
-"""Pruning without retraining: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally."""
+"""Pruning without retraining: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally.
+
+Or at random, which shows what any ranking is worth.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from byov.posterior.select import Predicate, norm_layers
 from byov.pruning.masks import finish, mask
 
 By = Literal["snr", "magnitude"]
+Ranking = Literal["snr", "magnitude", "random"]
 Scope = Literal["layer", "global"]
 
 
@@ -30,7 +34,12 @@ def weights(name: str, module: nn.Module, parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def prune(
-    model: nn.Module, sparsity: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Predicate = weights
+    model: nn.Module,
+    sparsity: float = 0.5,
+    by: Ranking = "snr",
+    scope: Scope = "layer",
+    where: Predicate = weights,
+    seed: int = 0,
 ) -> nn.Module:
     """Return the plain network at the posterior mean, without the share `sparsity` of its weights.
 
@@ -42,9 +51,11 @@ def prune(
             copied, and left as it is.
         sparsity: the share of zeros, in [0, 1). Exactly round(sparsity · n) of n weights go; of equal ones those of
             least |μ| first, then the first.
-        by: "snr", |μ|/σ, infinite where σ is 0; or "magnitude", |μ|.
+        by: "snr", |μ|/σ, infinite where σ is 0; "magnitude", |μ|; or "random", which weights of any size are equally
+            likely to go by.
         scope: "layer" prunes that share of every tensor, "global" of all of them together.
         where: which tensors, a predicate (name, module, parameter) -> bool; see `weights`.
+        seed: of "random". The weights that go at one sparsity go at every higher one too.
 
     `copy.deepcopy` takes the result until it has been called with gradients on; then torch wants `remove` first.
 
@@ -53,7 +64,7 @@ def prune(
         >>> int((net.weight == 0).sum())
         6
     """
-    check(model, sparsity, by, scope)
+    check(model, sparsity, by, scope, get_args(Ranking))
     posterior = model if isinstance(model, BayesianModule) else None
     net = plain_copy(model)
     covered = None if posterior is None else set(posterior.covered())
@@ -69,6 +80,9 @@ def prune(
     if by == "snr" and posterior is not None:
         snr = posterior.snr()
         scores = [snr[places[0][0]].flatten() for _, places in chosen]
+    if by == "random":
+        chance = torch.Generator().manual_seed(seed)  # in float64, which has no equal numbers for a magnitude to order
+        scores = [torch.rand(len(m), generator=chance, dtype=torch.float64).to(m.device) for m in magnitudes]
     for score, (_, places) in zip(scores, chosen, strict=True):
         check_ordered(score, places[0][0])
 
@@ -82,25 +96,26 @@ def sweep(
     model: nn.Module,
     sparsities: Iterable[float],
     evaluate: Callable[[nn.Module], float],
-    by: By = "snr",
+    by: Ranking = "snr",
     scope: Scope = "layer",
     where: Predicate = weights,
+    seed: int = 0,
 ) -> list[tuple[float, float]]:
     """Return (sparsity, evaluate(the network pruned to it, in eval mode)) for each: the curve of Figure 4, left."""
     wanted = list(sparsities)
     for sparsity in wanted:
-        check(model, sparsity, by, scope)
-    return [(sparsity, evaluate(prune(model, sparsity, by, scope, where).eval())) for sparsity in wanted]
+        check(model, sparsity, by, scope, get_args(Ranking))
+    return [(sparsity, evaluate(prune(model, sparsity, by, scope, where, seed).eval())) for sparsity in wanted]
 
 
-def check(model: nn.Module, sparsity: float, by: str, scope: str) -> None:
+def check(model: nn.Module, sparsity: float, by: str, scope: str, allowed: tuple[str, ...] = get_args(By)) -> None:
     """Refuse what cannot be pruned, before anything is copied."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"prune takes a torch.nn.Module, not {type(model).__name__}.")
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity < 1:
         raise ValueError(f"A sparsity is at least 0 and below 1, not {sparsity!r}.")
-    if by not in get_args(By):
-        raise ValueError(f"Weights are pruned by snr or by magnitude, not by {by!r}.")
+    if by not in allowed:
+        raise ValueError(f"What is pruned here is ranked by {' or '.join(allowed)}, not by {by!r}.")
     if scope not in get_args(Scope):
         raise ValueError(f"The scope of pruning is layer or global, not {scope!r}.")
     if by == "snr" and not isinstance(model, BayesianModule):

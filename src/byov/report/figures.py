@@ -17,7 +17,7 @@ from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mis
 from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.noise import NoiseVariance
-from byov.evaluation.pruning import Curve
+from byov.evaluation.pruning import Curve, sweep_groups
 from byov.prediction import Prediction
 from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
 from byov.report.representation import representation_figure
@@ -256,19 +256,23 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
 
 @styled
 def pruning_figure(content: dict[str, Any]) -> Figure:
-    """Draw two panels: accuracy and calibration of what pruning left."""
-    made, [[left, right]] = canvas(8.0, 3.2, 1, 2)
-    plot_curves(left, content["curves"], "top1")
-    plot_curves(right, content["curves"], "ece")
-    left.legend()
-    test, retrained = content["protocol"]["test"], content["protocol"]["retrained"]
-    how = "without retraining" if retrained == "nothing" else "linear probe refitted"
-    made.suptitle(f"Pruned, {how}: {test['name']} {test['split']}", fontsize="medium")
+    """Draw accuracy and calibration of what pruning left: two panels for each scope and way to read."""
+    groups, test = sweep_groups(content["curves"]), content["protocol"]["test"]
+    made, rows = canvas(8.0, 3.0 * len(groups) + 0.2, len(groups), 2)
+    for [left, right], ((scope, how), curves) in zip(rows, groups.items(), strict=True):
+        plot_curves(left, curves, "top1")
+        plot_curves(right, curves, "ece")
+        left.set_title(f"{scope}, {how}")
+    rows[0][0].legend(loc="lower left")
+    made.suptitle(f"Pruned: {test['name']} {test['split']}", fontsize="medium")
     return made
 
 
 def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None:
-    """Draw one line per model and ranking, the mean over its seeds; the band is their range."""
+    """Draw one line per model and ranking, the mean over its seeds.
+
+    The band is their range; of a single seed two standard errors over the test images, where they are known.
+    """
     groups: dict[tuple[str, str], list[Curve]] = {}
     for each in curves:
         groups.setdefault((each["model"], each["by"]), []).append(each)
@@ -280,6 +284,9 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
         axes.plot(x, y.mean(0), line, color=colour, marker=marker, markersize=4, label=label)
         if len(members) > 1:
             axes.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.15, linewidth=0)
+        elif "error" in members[0]:
+            reach = 200 * np.asarray(members[0]["error"][what])
+            axes.fill_between(x, y[0] - reach, y[0] + reach, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("weights removed (%)")
     axes.set_ylabel({"top1": "top-1 accuracy (%)", "ece": "ECE (%)"}[what])
     axes.set_ylim(bottom=0)

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from byov.evaluation.predictions import Predictions
-from byov.evaluation.pruning import Prunable
+from byov.evaluation.pruning import Prunable, sweep_groups
 from byov.evaluation.representation import MEASURES
 from byov.evaluation.results import Results, read
 from byov.evaluation.rows import CLEAN
@@ -33,7 +33,19 @@ SCORES = {
     "Brier": ("brier", (1, 3)),
 }
 """Heading → the score, and what it is multiplied by and its decimals."""
-PROBES = {"linear": "linear, μ", "linear_draws": "linear, draws", "knn": "kNN, μ", "knn_draws": "kNN, draws"}
+PROBES = {
+    "linear": "linear, μ",
+    "linear_draws": "linear, draws",
+    "knn": "kNN, μ",
+    "knn_draws": "kNN, draws",
+    "byol": "BYOL, μ",
+    "byol_tempered": "… tempered",
+    "byol_draws": "BYOL, draws",
+    "byol_draws_tempered": "… tempered",
+    "byol_teacher": "BYOL, teacher",
+    "byol_teacher_tempered": "… tempered",
+}
+"""The readings of `byov probe`: L-BFGS, neighbours, and BYOL's linear evaluation."""
 
 
 def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Box | None = box.SIMPLE_HEAD) -> Table:
@@ -199,14 +211,25 @@ def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> I
 # byov prune
 
 
-def sweep(content: dict[str, Any]) -> Table:
-    """Show top-1 over sparsity, a column per model and ranking."""
-    curves, test = content["curves"], content["protocol"]["test"]
-    title = f"top-1 in %, {test['name']} {test['split']}; retrained: {content['protocol']['retrained']}"
-    made = columns(title, (), ("zeros", *(f"{curve['model']}\n{curve['by']}" for curve in curves)))
-    for i, sparsity in enumerate(curves[0]["sparsity"]):
-        made.add_row(f"{100 * sparsity:g} %", *(f"{100 * curve['top1'][i]:.2f}" for curve in curves))
-    return made
+def sweep(content: dict[str, Any]) -> Iterator[Table]:
+    """Show top-1 over sparsity with its error, a table per scope and probe, a column per model and ranking.
+
+    The last column is how far SNR is ahead of magnitude, with the error of that: the images are the same for both.
+    """
+    test = content["protocol"]["test"]
+    for (scope, probe), curves in sweep_groups(content["curves"]).items():
+        title = f"top-1 in %, {test['name']} {test['split']}; {scope}; {probe}"
+        ahead = [
+            each for each in content.get("differences", ())
+            if (each["scope"], each.get("probe")) == (curves[0]["scope"], curves[0].get("probe"))
+            and (each["of"]["by"], each["minus"]) == ("snr", {"model": each["of"]["model"], "by": "magnitude"})
+        ]  # fmt: skip
+        headings = [f"{curve['model']}\n{curve['by']}" for curve in curves] + ["snr −\nmagnitude" for _ in ahead]
+        made = columns(title, (), ("zeros", *headings))
+        for i, sparsity in enumerate(curves[0]["sparsity"]):
+            points = [f"{100 * each['top1'][i]:.2f} ±{100 * each['error']['top1'][i]:.2f}" for each in curves + ahead]
+            made.add_row(f"{100 * sparsity:g} %", *points)
+        yield made
 
 
 def smaller(part: Prunable, net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:

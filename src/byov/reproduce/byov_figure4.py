@@ -119,8 +119,8 @@ def sigma_spread(path: Path, context: Context) -> float:
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
     where: dict[str, Any] = {"root": context.root, "device": context.device, "trust": context.trust}
-    reading = Reading(seed=context.seed, **where)
-    return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=("BYOV", "BYOL"))
+    reading, names = Reading(seed=context.seed, **where), ("BYOV", "BYOL")
+    return sweep_runs(byov, byol, sparsities, probing=probe, reading=reading, names=names, by=("snr", "magnitude"))
 
 
 def _shifted(context: Context, path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from byov.runs.header import Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
 from byov.ssl import pretrain
 from byov.ssl.byol import BYOL
-from byov.ssl.features import Encoder
+from byov.ssl.features import Encoder, Side
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
 from byov.train import supervised
@@ -47,6 +47,8 @@ class Reading:
     """Of the network; probes and probabilities are float32 either way."""
     temper: bool = False
     """Fit a temperature for a probe's probabilities."""
+    network: Side = "student"
+    """The network of a pretraining run that a probe is fitted on: the student, or the teacher, which has no draws."""
     tolerance: float | None = None
     """Of `byov.predict`; a probe has none."""
     data: str | None = None
@@ -69,6 +71,8 @@ class Reading:
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
+        if self.network not in get_args(Side):
+            raise ValueError(f"A network is the student or the teacher, not {self.network!r}.")
         for name in ("samples", "fit_samples", "batch_size", "limit", "train_limit", "image_size", "channels"):
             if (value := getattr(self, name)) is not None and value < 1:
                 least = "one image" if name.endswith("limit") else "1"
@@ -245,11 +249,12 @@ class Pretrained(Run):
             raise ValueError("A probe reads all images under the same draws: leave out --tolerance.")
         self.module, self.recipe = header.restored(pretrain.restore, reading.device)
         self.weights, self.network = self.module, self.module.student
+        self.encoder = Encoder.of(self.module, reading.network)
         self.data = reading.data or self.recipe.data.name
 
     @property
     def posterior(self) -> bool:
-        return Encoder.of(self.module).posterior is not None
+        return self.encoder.posterior is not None
 
     @property
     def normalisation(self) -> dict[str, Any]:
@@ -260,21 +265,23 @@ class Pretrained(Run):
         assert self.train is not None
         assert self.train.labels is not None
         self.class_names, classes = self.train.class_names, len(self.train.class_names)
-        options = {**self.probe_options, "batch_size": self.reading.batch_size, "autocast": self.reading.autocast}
+        options = {**self.probe_options, "batch_size": self.reading.batch_size}
         images, labels = self.train.images, self.train.labels
-        return Probed(Probe.fit(self.module, images, labels, classes, self._probe_settings(), **options))
+        return Probed(Probe.fit(self.encoder, images, labels, classes, self._probe_settings(), **options))
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """Say how images are handed to the encoder: where, and standardised by what."""
-        place = torch.device(self.reading.device)
-        return {**self.normalisation, "device": place, "channels_last": place.type == "cuda"}
+        """Say how images are handed to the encoder: where, how precisely, and standardised by what."""
+        place, autocast = torch.device(self.reading.device), self.reading.autocast
+        return {**self.normalisation, "device": place, "channels_last": place.type == "cuda", "autocast": autocast}
 
     def settings(self) -> dict[str, Any]:
         settings = asdict(self._probe_settings())
         if not settings["temper"]:  # which is what files say that are older than it
             del settings["temper"]
-        return {"probe": {**settings, "head": "linear"}, **self.normalisation}
+        # Of the student nothing is said, as in older files.
+        network = {"network": "teacher"} if self.reading.network == "teacher" else {}
+        return {"probe": {**settings, "head": "linear"}, **network, **self.normalisation}
 
     def _probe_settings(self) -> ProbeSettings:
         assert self.train is not None
@@ -293,6 +300,8 @@ class Network(Run):
         super().__init__(name, reading, header)
         if reading.temper:
             raise ValueError("A temperature is for the probe of a pretraining run; this is a classifier.")
+        if reading.network == "teacher":
+            raise ValueError("A pretraining run has a teacher; this is a classifier.")
         self.weights = self.network = network.to(reading.device)
 
     @property

@@ -60,6 +60,14 @@ class BYOL(nn.Module):
     def _make_ema(self) -> EMA:
         return EMA(self.student, variance=False)
 
+    def teacher_network(self) -> Student:
+        """Return the teacher as a plain network: a copy with the EMA's weights and its own BatchNorm buffers."""
+        net, weights = copy.deepcopy(self.teacher), self.ema.tensors(self.student)
+        for name in self._teacher_names:
+            prefix, _, leaf = name.rpartition(".")
+            setattr(net.get_submodule(prefix), leaf, nn.Parameter(weights[name].clone(), requires_grad=False))
+        return net
+
     def forward(self, images: Tensor, uniforms: Tensor, beta: Tensor) -> Step:
         """Compute the loss of one batch of images; `uniforms` from `Views.draw` decide its views."""
         weights = self.ema.tensors(self.student)

@@ -143,7 +143,7 @@ def linear_probe(
     theta = x.new_zeros(classes, x.shape[-1] + 1)
     chosen = strengths[0]
     if len(strengths) > 1:
-        held = _held_out(x.shape[1], holdout, seed, groups).to(x.device)
+        held = held_out(x.shape[1], holdout, seed, groups).to(x.device)
         chosen, theta = _choose(x, labels, theta, strengths, held, max_iter)
     theta = _minimise(x, labels, theta, chosen, max_iter).float()
     return LinearProbe(theta[:, :-1], theta[:, -1], center.float(), scale.float(), chosen)
@@ -167,7 +167,7 @@ def _check(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tenso
     return draws.detach(), labels.to(draws.device, torch.int64), classes
 
 
-def _held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
+def held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
     """Choose a share of the examples, or of the groups, at random; return the held-out examples as a mask."""
     unit = torch.arange(examples) if groups is None else groups.cpu()
     units = int(unit.max()) + 1

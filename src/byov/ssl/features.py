@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack, get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,6 +14,9 @@ from byov.data import transforms
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
 from byov.prediction.resident import Resident, evaluating
+from byov.ssl.byol import BYOL
+
+Side = Literal["student", "teacher"]
 
 
 class ImageOptions(TypedDict, total=False):
@@ -73,13 +76,14 @@ def features(
     images: Tensor,
     draws: int | None = None,
     generator: Generator | None = None,
+    network: Side = "student",
     **options: Unpack[ImageOptions],
 ) -> Tensor:
     """Compute the encoder's features in eval mode: (N, D) at the posterior mean μ, or (S, N, D) under `draws=S` draws.
 
-    `model` is what `Encoder.of` takes; the options are `ImageOptions`.
+    `model` and `network` are what `Encoder.of` takes; the options are `ImageOptions`.
     """
-    encoder = Encoder.of(model)
+    encoder = Encoder.of(model, network)
     if draws is None:
         return encoder.features(images, **options)
     return torch.stack(list(feature_draws(encoder, images, draws, generator, **options)))
@@ -137,12 +141,19 @@ class Encoder:
     posterior: BayesianModule | None = None
 
     @classmethod
-    def of(cls, model: nn.Module | Encoder) -> Encoder:
+    def of(cls, model: nn.Module | Encoder, network: Side = "student") -> Encoder:
         """Find the encoder of a model.
 
         A model is an encoder itself; or a student, which has a `projector` beside its `encoder`; or something with a
-        `student` in it. Either may be a BayesianModule, whose posterior may cover more than the encoder.
+        `student` in it. Either may be a BayesianModule, whose posterior may cover more than the encoder. The "teacher"
+        of a `BYOL` or `BYOV` is a plain network: a copy, as the teacher is when it is asked for.
         """
+        if network not in get_args(Side):
+            raise ValueError(f"A network is the student or the teacher, not {network!r}.")
+        if network == "teacher":
+            if not isinstance(model, BYOL):
+                raise ValueError(f"Only a BYOL or BYOV module has a teacher, unlike this {type(model).__name__}.")
+            return cls(_encoder_of(model.teacher_network()))
         if isinstance(model, Encoder):
             return model
         if not isinstance(model, nn.Module):
@@ -161,15 +172,26 @@ class Encoder:
     @torch.no_grad()
     def features(self, images: Tensor, noise: list[Noise] | None = None, **options: Unpack[ImageOptions]) -> Tensor:
         """Compute features (N, D) under the draw that `noise` stands for, made once for all images; None: at μ."""
+        with self.reading(**options) as read:
+            return read(noise, images)
+
+    @contextmanager
+    def reading(self, **options: Unpack[ImageOptions]) -> Iterator[Callable[[list[Noise] | None, Tensor], Tensor]]:
+        """Yield a function of noise and images, for many calls in a row: `features`, with one place for all draws."""
         if options.get("device") is None:
             options["device"] = self.device
         if self.posterior is None:
             with lock_of(self.module), evaluating(self.module):
-                return extract(self.module, images, **options)
+                yield lambda noise, images: extract(self.module, images, **options)
+            return
         resident = Resident(self.posterior)
-        with resident.installed():
+
+        def read(noise: list[Noise] | None, images: Tensor) -> Tensor:
             resident.write(noise)
             return extract(self.module, images, **options)
+
+        with resident.installed():
+            yield read
 
 
 def _encoder_of(net: nn.Module) -> nn.Module:

@@ -22,6 +22,9 @@ from byov.ssl.classifiers import KNN, L2, LinearProbe, linear_probe
 from byov.ssl.features import Encoder, ImageOptions, feature_draws, features, grouped_draws
 from byov.ssl.temperature import FOLDS, fit_temperature, folds, temper
 
+Labelled = tuple[Tensor, Tensor]
+"""Images and their labels."""
+
 FIT, READ, TEMPER = 0, 1, 2
 """Streams of random numbers: draws to fit heads under, to read them under and to fit temperatures under."""
 
@@ -269,9 +272,7 @@ def evaluate_probe(
         options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
     s = settings or ProbeSettings()
-    (images, labels, classes), (test_images, test_labels, _) = _labelled(train, "train"), _labelled(test, "test")
-    if int(test_labels.max()) >= classes:
-        raise ValueError(f"The test labels reach {int(test_labels.max())}, but the training set has {classes} classes.")
+    (images, labels, classes), (test_images, test_labels) = labelled_images(train, test)
     probe = Probe.fit(model, images, labels, classes, s, **options)
     predictions = probe.predict_heads(test_images)
     if probe.under_draws:
@@ -281,9 +282,17 @@ def evaluate_probe(
     return ProbeResult(scores, predictions, probe, s)
 
 
-def _labelled(data: ImageSet | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, int]:
-    """Return images, labels and the number of classes."""
-    images, labels = (data.images, data.labels) if isinstance(data, ImageSet) else data
-    if labels is None or len(labels) != len(images) or not len(labels):
-        raise ValueError(f"A probe needs a label for every {name} image.")
-    return images, labels, len(data.class_names) if isinstance(data, ImageSet) else int(labels.max()) + 1
+def labelled_images(
+    train: ImageSet | Labelled, test: ImageSet | Labelled
+) -> tuple[tuple[Tensor, Tensor, int], Labelled]:
+    """Return images, labels and the number of classes of the training set, and images and labels of the test set."""
+    found = []
+    for name, data in (("train", train), ("test", test)):
+        images, labels = (data.images, data.labels) if isinstance(data, ImageSet) else data
+        if labels is None or len(labels) != len(images) or not len(labels):
+            raise ValueError(f"A probe needs a label for every {name} image.")
+        found.append((images, labels))
+    classes = len(train.class_names) if isinstance(train, ImageSet) else int(found[0][1].max()) + 1
+    if (most := int(found[1][1].max())) >= classes:
+        raise ValueError(f"The test labels reach {most}, but the training set has {classes} classes.")
+    return (*found[0], classes), found[1]

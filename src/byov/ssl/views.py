@@ -132,12 +132,17 @@ def kernel_size(size: int) -> int:
     return 0 if size <= 32 else max(3, size // 10 // 2 * 2 + 1)
 
 
-def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
-    """Apply the parameters to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
+def crop(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
+    """Apply the crops and flips alone to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
     never = torch.zeros_like(p.flip)
     rows = transforms.resize_matrix(p.top, p.height, never, images.shape[-2], size[0])
     columns = transforms.resize_matrix(p.left, p.width, p.flip, images.shape[-1], size[1])
-    x = transforms.along_axes(images, rows, columns).clamp(0, 1)
+    return transforms.along_axes(images, rows, columns).clamp(0, 1)
+
+
+def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
+    """Apply the parameters to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
+    x = crop(images, p, size)
     planes = transforms.jitter(x.unbind(1), p.brightness, p.contrast, p.saturation, p.hue, p.turn)
     gray, colourless = transforms.gray(planes), p.grayscale.view(-1, 1, 1)
     x = torch.stack([torch.where(colourless, gray, plane) for plane in planes], 1)

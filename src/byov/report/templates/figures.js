@@ -43,7 +43,7 @@ const FIGURES = {
   pruning(host) {
     const measure = chosen("pruning", "top1"), told = MEASURES[measure];
     const lines = DATA.pruning.flatMap((each) => each.value.filter((curve) => curve[measure]).map((curve) => ({
-      label: `${each.label}, by ${curve.by === "snr" ? "SNR" : "magnitude"}`,
+      label: `${each.label}, by ${curve.by === "snr" ? "SNR" : curve.by}${curve.scope === "global" ? ", global" : ""}${curve.probe === "refitted" ? ", probe refitted" : ""}`,
       colour: each.group, dashed: curve.by === "magnitude" && DATA.pruning.some((other) => other.group === each.group && other.value.some((c) => c.by === "snr")),
       points: curve.sparsity.map((s, i) => ({ x: s, y: curve[measure][i], tip: [`${short(s)} % of the weights are 0`, `${told.name} ${told.show(curve[measure][i])}`] })),
     })));
