@@ -49,11 +49,24 @@ class ObjectiveConfig:
     beta_start: NonNegative = 0.0
     beta_end: NonNegative = 1.0
     beta_schedule: Schedule = "cosine"
-    kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
+    kl_scale: Literal["auto", "dataset", "parameters", "none"] | float = "auto"
+    """N of β·KL/N. "auto": the data set's size, the ELBO's; of a Gaussian the number of its weights where that is larger,
+    so that its noise costs β/2 of the loss at most, whatever the network and the data."""
     shared_draw: bool = False
 
     def __post_init__(self) -> None:
         check(self, "posterior")
+
+    @property
+    def gaussian(self) -> bool:
+        """Say if anything has a Gaussian posterior."""
+        return False
+
+    def number(self, dataset: int, weights: int) -> float:
+        """Return N for a data set of that size and so many weights with a posterior."""
+        if self.kl_scale == "auto":
+            return float(max(dataset, weights) if self.gaussian else dataset)
+        return objective.kl_scale(self.kl_scale, dataset, weights)
 
     def beta(self, place: Place) -> Tensor:
         """Return β at a step; a tensor, because a compiled graph would be made anew for every number."""
@@ -161,6 +174,10 @@ class FamilyConfig(ObjectiveConfig):
         if self.apart is not None and not 0 <= self.apart < float("inf"):
             raise ValueError(f"posterior.apart is at least 0, not {self.apart}.")
         self.rules()  # the families refuse what they cannot be
+
+    @property
+    def gaussian(self) -> bool:
+        return "gaussian" in (self.family, self.output_family)
 
     @property
     def components(self) -> bool:
