@@ -179,5 +179,5 @@ def test_a_missing_module_is_named_and_a_users_own_error_is_not_hidden(beside: s
 
 
 def test_an_unknown_tag_of_timm_is_named() -> None:
-    with pytest.raises(ValueError, match="timm has no network .resnet18"):
+    with pytest.raises(ValueError, match="timm has no network 'resnet18"):
         models.create("timm:resnet18.no_such_tag", 10)
