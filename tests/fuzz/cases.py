@@ -273,6 +273,7 @@ def journal(rng: Random, here: Path, world: World) -> Case:
         words: tuple[object, ...] = ("train", "--run", folder, "--resume", *settings(world.recipes["train"]))
     else:
         words = tuple(folder if word == world.train else word for word in good(verb, here, world))
+        words += ("--no-compute",) if verb == "report" else ()
     return Case(words, (folder, "run/", "layers.jsonl", "log.jsonl"), harmless=True)
 
 
