@@ -84,11 +84,20 @@ def main() -> None:
                 shifted = [scores(model, images, labels) for images in moved]
                 of_shifts = {f"shifted {key}": mean(s[key] for s in shifted) for key in shifted[0]}
                 each.append(scores(model, clean, labels) | of_shifts)
-            rows[label] = {key: [mean(e[key] for e in each), stdev(e[key] for e in each) / len(each) ** 0.5] for key in each[0]}
+            rows[label] = {
+                key: [mean(e[key] for e in each), stdev(e[key] for e in each) / len(each) ** 0.5] for key in each[0]
+            }
             rows[label]["seconds"] = (monotonic() - began) / words.seeds
-            print(f"{label:22}", "  ".join(f"{k} {v[0]:.4f}±{v[1]:.4f}" for k, v in rows[label].items() if k != "seconds"), f"{rows[label]['seconds']:.1f} s", flush=True)
+            print(
+                f"{label:22}",
+                "  ".join(f"{k} {v[0]:.4f}±{v[1]:.4f}" for k, v in rows[label].items() if k != "seconds"),
+                f"{rows[label]['seconds']:.1f} s",
+                flush=True,
+            )
     if words.out:
-        words.out.write_text(json.dumps({"protocol": vars(words) | {"out": str(words.out)}, "rows": rows}, indent=1) + "\n")
+        words.out.write_text(
+            json.dumps({"protocol": vars(words) | {"out": str(words.out)}, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

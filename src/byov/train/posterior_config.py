@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from byov.posterior import (
 from byov.posterior.objective import Schedule
 from byov.posterior.select import Rules
 from byov.train.batchnorm import gates
-from byov.train.config import LogVariance, NonNegative, Positive, Share, Sigma, check
+from byov.train.config import LogVariance, NonNegative, Positive, Range, Share, Sigma, check
 from byov.train.loop import Place
 
 Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
@@ -129,7 +129,7 @@ class FamilyConfig(ObjectiveConfig):
     log_var: LogVariance | None = None
     """Or ρ = log σ² at the start, the same for every weight."""
     p: float = 0.005
-    k: int = 5
+    k: Annotated[int, Range(0, 10_000)] = 5
     sigma: Sigma = 0.0
     start: Literal["auto", "copy", "reset"] = "auto"
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
