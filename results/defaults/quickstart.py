@@ -2,8 +2,8 @@
 
 python results/defaults/quickstart.py [--seeds 5] [--steps 400] [--out results/defaults/quickstart.json]
 
-Everything is README's: convnet16, Adam at 3e-3, batches of 128, the ELBO by `byov.elbo`, 30 draws. Shifted: the mean over
-five shifts of the demo at severity 3. Shares are not per cent.
+Everything is README's: convnet16, Adam at 3e-3, batches of 128, the ELBO by `byov.elbo`, 30 draws. Shifted: the mean
+over five shifts of the demo at severity 3. Shares are not per cent.
 """
 
 from __future__ import annotations

@@ -182,7 +182,9 @@ def test_one_command_line_starts_stops_and_goes_on(
     command = [*words(tmp_path / "run"), "--resume"]
     monkeypatch.setenv("BYOV_TEST_SIGNAL", str(int(number)))
     assert call(monkeypatch, *command) == 0
-    assert f"stopped by {number.name} (step 3 of 8; --resume goes on)" in " ".join(capsys.readouterr().err.split())
+    assert f"stopped by {number.name} (step 3 of 8; continue with --resume)" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert checkpoint.peek(tmp_path / "run" / "checkpoint.safetensors")["step"] == 3
     monkeypatch.delenv("BYOV_TEST_SIGNAL")
     assert call(monkeypatch, *command) == 0
@@ -362,5 +364,5 @@ def test_two_processes_end_in_one_sentence(tmp_path: Path) -> None:
     process = launch(tmp_path / "stops", processes=2, BYOV_TEST_SIGNAL=str(int(signal.SIGUSR1)))
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
-    assert error.count("stopped by SIGUSR1 (step 3 of 8; --resume goes on)") == 1
+    assert error.count("stopped by SIGUSR1 (step 3 of 8; continue with --resume)") == 1
     assert checkpoint.peek(tmp_path / "stops" / "checkpoint.safetensors")["step"] == 3

@@ -156,7 +156,7 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
         module = task.module
         about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
         if isinstance(module, BYOV) and fabric.is_global_zero:
-            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False)
+            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False, soft_wrap=True)
         return task, about
 
     return execute("pretrain", recipe, run, resume, make)

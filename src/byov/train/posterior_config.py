@@ -50,8 +50,8 @@ class ObjectiveConfig:
     beta_end: NonNegative = 1.0
     beta_schedule: Schedule = "cosine"
     kl_scale: Literal["auto", "dataset", "parameters", "none"] | float = "auto"
-    """N of β·KL/N. "auto": the data set's size, the ELBO's; of a Gaussian the number of its weights where that is larger,
-    so that its noise costs β/2 of the loss at most, whatever the network and the data."""
+    """N of β·KL/N. "auto": the data set's size, as in the ELBO; of a Gaussian the number of its weights where that is
+    larger, so that its noise costs β/2 of the loss at most, whatever the network and the data."""
     shared_draw: bool = False
 
     def __post_init__(self) -> None:
