@@ -9,7 +9,7 @@ A plan names recipes, settings and commands:
     set = ["train.epochs=30"]
 
     [read]
-    probe = "probe {run} --split holdout --out {out}.probe.json"
+    probe = "probe {run} --split holdout --root {root} --out {out}.json"
 
 OUT gets each run's log, its readings and nothing larger; runs lie in runs/PLAN. Training stops in time to read.
 """
@@ -59,9 +59,9 @@ def make(name: str, plan: dict, folder: Path, out: Path, root: str, deadline: fl
         return f"{name}: to be resumed"
     said = []
     for what, command in plan["read"].items():
-        made = out / f"{name}.{what}.json"
+        made = out / f"{name}.{what}"
         twin = str(folder / own.get("twin", "")) if "twin" in own else ""
-        if made.exists() or ("{twin}" in command and not twin):
+        if any(out.glob(f"{made.name}*")) or ("{twin}" in command and not twin):
             continue
         words = shlex.split(command.format(run=run, out=made, root=root, twin=twin))
         said.append(f"{what} {'read' if byov(out / f'{name}.txt', *words) else 'failed'}")
