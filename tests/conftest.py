@@ -28,6 +28,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Run `byov WORDS…` in this process; what it returns is its status, stdout and stderr."""
     from byov.cli import main
 
+    monkeypatch.setenv("COLUMNS", "200")
+
     def command(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
         with pytest.raises(SystemExit) as end:

@@ -53,21 +53,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """`byov WORDS…` in this process: status, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return command
-
-
 def sentence(result: tuple[int, str, str]) -> str:
     """What a refusal says, once it is seen to be one: status 2, one line on stderr, nothing on stdout."""
     status, out, err = result

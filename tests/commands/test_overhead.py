@@ -1,8 +1,6 @@
 """The patching paper's Tables 1 and 3, to the last parameter, and the command that prints them."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import byov
-from byov import cli
 from byov.overhead import PLACES, Row, build, overhead
 
 
@@ -126,41 +123,29 @@ def test_bad_input_is_told_in_one_sentence(net: nn.Module, arguments: dict, mess
         overhead(net, **arguments)
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run `byov overhead` with these words; return the exit status, the output and the errors."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", "overhead", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return int(stop.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-def test_command_prints_the_table_and_writes_it(run, tmp_path: Path) -> None:
+def test_command_prints_the_table_and_writes_it(call, tmp_path: Path) -> None:
     target = tmp_path / "new" / "table.json"
-    status, out, _ = run("resnet18", "--json", target)
+    status, out, _ = call("overhead", "resnet18", "--json", target)
     assert status == 0
     for cell in ("13,779,912", "17.9 %", "11,727,912", "0.328 %", "58,447,560", "5^21"):
         assert cell in out
     saved = json.loads(target.read_text())
     assert (saved["model"], saved["k"]) == ("resnet18", 5)
     assert [Row(**row) for row in saved["rows"]] == overhead(build("resnet18", None))
-    assert f"{11_689_512 - 990 * 513:,}" in run("resnet18", "--classes", 10)[1]  # only the output layer changes
+    ten_classes = f"{11_689_512 - 990 * 513:,}"  # only the output layer changes
+    assert ten_classes in call("overhead", "resnet18", "--classes", 10)[1]
 
 
-def test_command_never_overwrites_unasked(run, tmp_path: Path) -> None:
+def test_command_never_overwrites_unasked(call, tmp_path: Path) -> None:
     target = tmp_path / "table.json"
     target.write_text("mine")
-    status, _, err = run("table3_mlp", "--json", target)
+    status, _, err = call("overhead", "table3_mlp", "--json", target)
     assert status == 2
     assert "choose another --json" in err
     assert target.read_text() == "mine"
-    assert run("table3_mlp", "--json", target, "--force")[0] == 0
+    assert call("overhead", "table3_mlp", "--json", target, "--force")[0] == 0
     assert json.loads(target.read_text())["model"] == "table3_mlp"
-    assert run("table3_mlp", "--json", tmp_path)[0] == 2
+    assert call("overhead", "table3_mlp", "--json", tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -172,8 +157,8 @@ def test_command_never_overwrites_unasked(run, tmp_path: Path) -> None:
         (["resnet18", "--k", "1"], "at least 2"),
     ],
 )
-def test_command_tells_bad_input_in_one_sentence(run, words: list[str], message: str) -> None:
-    status, out, err = run(*words)
+def test_command_tells_bad_input_in_one_sentence(call, words: list[str], message: str) -> None:
+    status, out, err = call("overhead", *words)
     assert status == 2
     assert message in err
     assert "Traceback" not in out + err

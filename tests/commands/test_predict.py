@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from PIL import Image
 from torch import Generator
 
 import byov
-from byov.cli import main
 from byov.data import load
 from byov.posterior.random import stream
 from byov.ssl.pretrain import Pretrain
@@ -55,21 +53,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", "predict", *map(str, words)])
-        try:
-            main()
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -80,7 +66,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("strategy", ["auto", "loop", "vmap"])
 def test_the_numbers_are_those_of_byov_predict(runs: Path, call: Call, tmp_path: Path, strategy: Any) -> None:
     status, said, _ = call(
-        runs / "bbb", "digits", "--samples", 12, "--strategy", strategy, "--seed", 3, "--device", "cpu"
+        "predict", runs / "bbb", "digits", "--samples", 12, "--strategy", strategy, "--seed", 3, "--device", "cpu"
     )
     assert status == 0
     found = rows(tmp_path / "predictions.csv")
@@ -107,8 +93,8 @@ def test_the_numbers_are_those_of_byov_predict(runs: Path, call: Call, tmp_path:
 
 def test_npz_has_every_probability_and_the_protocol(runs: Path, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "p.npz"
-    assert call(runs / "bbb", "digits", "--samples", 5, "--out", out, "--batch-size", 100)[0] == 0
-    assert call(runs / "bbb", "digits", "--samples", 5, "--out", tmp_path / "whole.npz")[0] == 0
+    assert call("predict", runs / "bbb", "digits", "--samples", 5, "--out", out, "--batch-size", 100)[0] == 0
+    assert call("predict", runs / "bbb", "digits", "--samples", 5, "--out", tmp_path / "whole.npz")[0] == 0
     with np.load(out) as found, np.load(tmp_path / "whole.npz") as whole:
         assert found["probabilities"].shape == found["probabilities_std"].shape == (450, 10)
         np.testing.assert_allclose(found["probabilities"].sum(1), 1, atol=1e-5)
@@ -123,7 +109,8 @@ def test_npz_has_every_probability_and_the_protocol(runs: Path, call: Call, tmp_
 
 
 def test_a_probe_predicts_for_a_pretraining_run(runs: Path, call: Call, tmp_path: Path) -> None:
-    assert call(runs / "byov", "digits", "--samples", 3, "--fit-samples", 1, "--out", tmp_path / "p.npz")[0] == 0
+    asked = ("predict", runs / "byov", "digits", "--samples", 3, "--fit-samples", 1)
+    assert call(*asked, "--out", tmp_path / "p.npz")[0] == 0
     module, _ = restore_pretrained(runs / "byov")
     train, test = load("digits", "train"), load("digits", "test")
     options: Any = {"mean": module.views.mean, "std": module.views.std}
@@ -133,23 +120,23 @@ def test_a_probe_predicts_for_a_pretraining_run(runs: Path, call: Call, tmp_path
         np.testing.assert_allclose(found["probabilities"], probe.predict(test.images, 3).mean, rtol=1e-4, atol=1e-6)
         assert set(found["draws"].tolist()) == {3}
     for words, says in ((("--tolerance", 0.1), "leave out --tolerance"), (("--strategy", "vmap"), "loop, not vmap")):
-        status, _, err = call(runs / "byov", "digits", *words)
+        status, _, err = call("predict", runs / "byov", "digits", *words)
         assert (status, says in err) == (2, True)
     warm = tmp_path / "warm.npz"
-    assert call(runs / "byov", "digits", "--samples", 3, "--fit-samples", 1, "--temper", "--out", warm)[0] == 0
+    assert call(*asked, "--temper", "--out", warm)[0] == 0
     with np.load(tmp_path / "p.npz") as plain, np.load(warm) as tempered:
         np.testing.assert_array_equal(plain["predicted"], tempered["predicted"])
         assert not np.allclose(plain["confidence"], tempered["confidence"], atol=1e-4)
         parts = tempered["expected_entropy"] + tempered["mutual_information"]
         np.testing.assert_allclose(tempered["entropy"], parts, atol=1e-5)
-    assert call(runs / "bbb", "digits", "--temper", "--out", tmp_path / "none.npz")[0] == 2
+    assert call("predict", runs / "bbb", "digits", "--temper", "--out", tmp_path / "none.npz")[0] == 2
 
 
 def test_a_folder_of_images_gives_file_names(runs: Path, call: Call, pictures: Path, tmp_path: Path) -> None:
     """As predicted from the arrays, but for what has no label; what is no image has an empty row at its place."""
-    assert call(runs / "plain", "digits", "--out", "arrays.csv")[0] == 0
+    assert call("predict", runs / "plain", "digits", "--out", "arrays.csv")[0] == 0
     for i, name in enumerate((str(pictures), f"folder:{pictures}")):
-        status, said, err = call(runs / "plain", name, "--out", f"{i}.csv")
+        status, said, err = call("predict", runs / "plain", name, "--out", f"{i}.csv")
         assert (status, "Traceback" in err) == (0, False)
         found, arrays = rows(tmp_path / f"{i}.csv"), rows(tmp_path / "arrays.csv")
         names = [f"[{i:03}] a.png" for i in range(120)]
@@ -163,7 +150,7 @@ def test_a_folder_of_images_gives_file_names(runs: Path, call: Call, pictures: P
         for row, other in zip(found, arrays, strict=False):
             assert float(row["confidence"]) == pytest.approx(float(other["confidence"]), rel=1e-4)
             assert (row["predicted"], row["draws"]) == (other["predicted"], "1")
-    assert call(runs / "plain", pictures, "--out", "p.npz")[0] == 0
+    assert call("predict", runs / "plain", pictures, "--out", "p.npz")[0] == 0
     with np.load(tmp_path / "p.npz") as arrays:
         assert (len(arrays["input"]), arrays["unreadable"].tolist()) == (120, ["[001] \\xe9.png", "broken.png"])
 
@@ -175,7 +162,7 @@ def test_pictures_of_sixteen_bits_are_predicted_as_those_of_eight(runs: Path, ca
             Image.fromarray(image[0].numpy().astype(np.uint8 if scale == 1 else np.uint16) * scale).save(
                 tmp_path / name / f"{i}.png"
             )
-        assert call(runs / "plain", name, "--out", f"{name}.csv")[0] == 0
+        assert call("predict", runs / "plain", name, "--out", f"{name}.csv")[0] == 0
     assert (tmp_path / "eight.csv").read_bytes() == (tmp_path / "sixteen.csv").read_bytes()
 
 
@@ -192,7 +179,7 @@ def test_class_folders_have_labels_and_names_with_their_folder(call: Call, tmp_p
         for i in range(2):
             Image.new("RGB", (5, 6), (100 * i, 50, 200)).save(tmp_path / "pets" / "val" / label / f"{i}.jpg")
     words = ("python:tiny_net:make", "pets", "--image-size", 4)
-    assert call(*words)[0] == 0
+    assert call("predict", *words)[0] == 0
     found = rows(tmp_path / "predictions.csv")
     assert [row["input"] for row in found] == ["val/cat/0.jpg", "val/cat/1.jpg", "val/dog/0.jpg", "val/dog/1.jpg"]
     assert [row["label"] for row in found] == ["cat", "cat", "dog", "dog"]
@@ -205,7 +192,7 @@ def test_class_folders_have_labels_and_names_with_their_folder(call: Call, tmp_p
         (("python:tiny_net:nan", "pets", "--image-size", 4, "--force"), "not finite"),
         (("python:tiny_net:make", "pets", "--split", "train", "--force"), "not 'train'"),
     ):
-        status, said, err = call(*other)
+        status, said, err = call("predict", *other)
         assert (status, said) == (2, "")
         assert says in err
         assert "Traceback" not in err
@@ -213,9 +200,9 @@ def test_class_folders_have_labels_and_names_with_their_folder(call: Call, tmp_p
 
 
 def test_a_tolerance_takes_fewer_draws_where_they_agree(runs: Path, call: Call, tmp_path: Path) -> None:
-    assert call(runs / "bbb", "digits", "--samples", 32, "--out", "first.csv")[0] == 0
+    assert call("predict", runs / "bbb", "digits", "--samples", 32, "--out", "first.csv")[0] == 0
     middle = np.median([float(row["std"]) for row in rows(tmp_path / "first.csv")]) / 32**0.5
-    assert call(runs / "bbb", "digits", "--samples", 120, "--tolerance", middle)[0] == 0
+    assert call("predict", runs / "bbb", "digits", "--samples", 120, "--tolerance", middle)[0] == 0
     draws = np.array([int(row["draws"]) for row in rows(tmp_path / "predictions.csv")])
     std = np.array([float(row["std"]) for row in rows(tmp_path / "predictions.csv")])
     assert draws.min() >= 32
@@ -250,7 +237,7 @@ def test_bad_input_is_told_in_a_sentence_and_nothing_is_written(runs: Path, call
         (("python:os:getcwd", "digits"), "not a torch.nn.Module"),
         ((bbb,), "Missing argument"),
     ):
-        status, out, err = call(*words)
+        status, out, err = call("predict", *words)
         assert (status, out) == (2, ""), words
         assert says in err, (words, err)
         assert "Traceback" not in err

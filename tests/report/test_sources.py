@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from byov.cli import main
 from byov.report.collect import file_digest
 from byov.report.page import report
 from byov.report.sources import gather, thinned
@@ -20,20 +18,6 @@ from .conftest import READING, REQUEST
 from .reading import Page
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", "report", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return command
 
 
 def test_files_of_results_alone_make_a_page(tmp_path: Path) -> None:
@@ -104,18 +88,18 @@ def test_bad_input_is_one_sentence(call: Any, runs: dict[str, Path], tmp_path: P
         ([run, "--limit", "-1"], "--limit is a number of images"),
         ([run, "--split", "nothing"], "digits has the splits train, test."),
     ):
-        status, printed, error = call(*words, "--out", out, "--device", "cpu")
+        status, printed, error = call("report", *words, "--out", out, "--device", "cpu")
         assert (status, printed) == (2, ""), error
         assert sentence in error
         assert "Traceback" not in error
         assert not out.exists()
-    assert call(run, "--out", tmp_path / "there.html")[0] == 2
+    assert call("report", run, "--out", tmp_path / "there.html")[0] == 2
     assert (tmp_path / "there.html").read_text() == "mine"
 
 
 def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Path], tmp_path: Path) -> None:
     files = [ROOT / "results" / "digits" / f"{name}_seed0.json" for name in ("byol", "byov")]
-    status, printed, error = call(*files, "--out", tmp_path / "a" / "r.html", "--device", "cpu")
+    status, printed, error = call("report", *files, "--out", tmp_path / "a" / "r.html", "--device", "cpu")
     assert (status, error) == (0, "")
     assert printed.startswith("Is BYOV better calibrated than BYOL here?\nOne run each, so nobody can say.\n")
     assert f"{(tmp_path / 'a' / 'r.html').stat().st_size / 1e3:,.0f} kB" in printed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from byov.cli import main
 from byov.reproduce import experiment as registry
 from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment, plain
 from byov.reproduce.papers import CAPTIONS, REASONS
@@ -21,22 +19,9 @@ from byov.train import checkpoint
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """`byov words…` in an empty folder: status, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "160")
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
-        try:
-            main()
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        return status, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import cos, pi
@@ -20,7 +19,6 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
-from byov.cli import main
 from byov.data import CropFlip, load
 from byov.data.config import DataConfig
 from byov.posterior import BayesianModule
@@ -356,16 +354,7 @@ def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:
     return ["train", "--run", str(run), *sets, *(["--resume"] if resume else [])]
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["byov", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
-def test_bad_input_ends_in_a_sentence_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_ends_in_a_sentence_and_changes_nothing(call: Any, tmp_path: Path) -> None:
     run, here = tmp_path / "run", Path(__file__).stem
     np.savez(tmp_path / "bare.npz", train_images=np.zeros((150, 8, 8), np.uint8))
     (tmp_path / "file").write_text("")
@@ -391,21 +380,20 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(
         (["train", str(tmp_path / "odd.toml"), "--run", str(run)], "posterior.familie"),
     ]
     for words, sentence in cases:
-        assert call(monkeypatch, *words) == 2, words
-        error = capsys.readouterr().err
+        status, _, error = call(*words)
+        assert status == 2, words
         assert sentence in error, error
         assert error.startswith("byov: ")
         assert error.count("\n") == 1
         assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.npz", "file", "odd.toml"]
 
 
-def test_a_run_is_trained_and_evaluated_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_trained_and_evaluated_from_the_command_line(call: Any, tmp_path: Path) -> None:
     run, out = tmp_path / "a [run]", tmp_path / "results.json"
     changes = ("posterior.family=emp", "posterior.on=norm+output")
-    assert call(monkeypatch, *arguments(run, *changes)) == 0
-    shown = " ".join(capsys.readouterr().err.split())
+    status, _, error = call(*arguments(run, *changes))
+    assert status == 0
+    shown = " ".join(error.split())
     assert "finished" in shown
     assert "[run]" in shown.replace(" ", "")
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -413,12 +401,13 @@ def test_a_run_is_trained_and_evaluated_from_the_command_line(
         (arguments(run, *changes), "[run] holds a run already: resume it with --resume"),
         (arguments(run, *changes, "posterior.k=4", resume=True), "was started with posterior.k = 3, not 4"),
     ):
-        assert call(monkeypatch, *words) == 2
-        assert sentence in capsys.readouterr().err
+        status, _, error = call(*words)
+        assert status == 2
+        assert sentence in error
         assert files == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
     words = ["evaluate", str(run), "--samples", "3", "--device", "cpu", "--out", str(out), "--trust"]
-    assert call(monkeypatch, *words) == 0
+    assert call(*words)[0] == 0
     saved = json.loads(out.read_text())
     assert saved["protocol"]["data"]["name"] == "digits"  # the run says on what
     assert saved["protocol"]["model"]["kind"] == "train"

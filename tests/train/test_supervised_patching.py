@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import byov
-from byov.cli import main
 from byov.data import load
 from byov.posterior import BayesianModule
 from byov.train import checkpoint
@@ -198,18 +196,14 @@ def test_a_recipe_for_patches_is_one_for_its_baselines(words: str, tmp_path: Pat
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
-def test_settings_that_no_family_takes_are_named(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+def test_settings_that_no_family_takes_are_named(call: Any, tmp_path: Path) -> None:
     words = ["family=emp", "p=0.3", "log_var=-5", "k=3"]
     mixed = FamilyConfig(family="emp", output_family="dropout", on="norm", p=0.3, log_var=-5.0)
     assert mixed.unused() == ["posterior.log_var"]
     changes = [word for w in (*(f"posterior.{w}" for w in words), "train.minutes=1e-9") for word in ("--set", w)]
-    monkeypatch.setattr(sys, "argv", ["byov", "train", "--run", str(tmp_path / "run"), *changes])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    assert ending.value.code == 0
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "Not used by posterior.family = emp: posterior.log_var, posterior.p."
-    )
+    status, _, err = call("train", "--run", tmp_path / "run", *changes)
+    assert status == 0
+    assert err.splitlines()[0] == "Not used by posterior.family = emp: posterior.log_var, posterior.p."
 
 
 # Dropout before every BatchNorm
@@ -340,15 +334,10 @@ def test_a_pretrained_ensemble_keeps_its_weights_and_has_heads_of_its_own(tmp_pa
         (["posterior.family=emp", "posterior.spread=-1"], "EMP needs a spread of at least 0"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, words: list[str], sentence: str
-) -> None:
+def test_bad_input_is_told_in_one_sentence(call: Any, tmp_path: Path, words: list[str], sentence: str) -> None:
     sets = [part for word in [*SMALL, *words] for part in ("--set", word)]
-    monkeypatch.setattr(sys, "argv", ["byov", "train", "--run", str(tmp_path / "run"), *sets])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    out, err = capsys.readouterr()
-    assert ending.value.code == 2
+    status, out, err = call("train", "--run", tmp_path / "run", *sets)
+    assert status == 2
     assert sentence in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()

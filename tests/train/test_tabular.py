@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 import byov
-from byov.cli import main
 from byov.data.tables import table, training_rows
 from byov.evaluation.regressions import predicted
 from byov.train import checkpoint
@@ -40,18 +38,6 @@ def wells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(wells: Path, *changes: str) -> Tabular:
     at = (f"data.name=table:{wells}", "train.accelerator=cpu", "train.devices=1", "train.epochs=150")
     return load_config(Tabular, None, [*at, *changes])
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    def command(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["byov", *map(str, words)])
-        with pytest.raises(SystemExit) as ending:
-            main()
-        out, err = capsys.readouterr()
-        return int(ending.value.code or 0), out, err
-
-    return command
 
 
 @pytest.mark.parametrize("family", FAMILIES)
