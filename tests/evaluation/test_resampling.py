@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 
 
 def test_a_resample_s_scores_are_those_of_its_images() -> None:
@@ -18,7 +18,7 @@ def test_a_resample_s_scores_are_those_of_its_images() -> None:
     found = resamples.scores(probs, labels, bins=10)
     for b, counts in enumerate(resamples.counts):
         drawn = torch.arange(200).repeat_interleave(counts.long())
-        for name, value in headline(probs[drawn], labels[drawn], bins=10).items():
+        for name, value in main_scores(probs[drawn], labels[drawn], bins=10).items():
             assert found[name][b].item() == pytest.approx(value, abs=1e-5)
     assert torch.equal(Resamples(200, seed=1, count=5).counts, resamples.counts)
     assert not torch.equal(Resamples(200, seed=2, count=5).counts, resamples.counts)

@@ -64,7 +64,7 @@ def command(
     precision: options.Precision = "32-true",
     trust: options.Trust = False,
 ) -> None:
-    """Accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
+    """Measure accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
 
     Everything is read at the posterior mean μ and, where there is a posterior, under draws. An evaluation that was
     interrupted continues where it stopped when the same command is given again.
@@ -89,10 +89,9 @@ def command(
         return
     levels = parse_severities(severities)
     reading = Reading(
-        samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper,  # type: ignore[arg-type]
+        samples=samples, strategy=strategy, seed=seed, fit_samples=fit_samples, temper=temper, network=network,  # type: ignore[arg-type]
         data=data, split=split, limit=limit, train_limit=train_limit, root=root, image_size=image_size,
         channels=channels, normalise=normalise, batch_size=batch_size, device=place, precision=precision, trust=trust,  # type: ignore[arg-type]
-        network=network,  # type: ignore[arg-type]
     )  # fmt: skip
     run = open_run(model, reading)
     with progress() as advance:

@@ -41,14 +41,13 @@ def command(
     device: options.Device = "auto",
     trust: options.Trust = False,
 ) -> None:
-    """Layer-wise σ and SNR, convergence over draws, variance under noise, alignment, images, people, representation.
+    """Show layer-wise σ and SNR, convergence over draws, variance under noise, alignment, images, people, embeddings.
 
     layers: σ and |μ|/σ of each layer over training. convergence: predictive mean and std against the number of draws.
     noise: variance after encoder, projector and predictor. alignment: the predictive std of the first two runs with a
     posterior, such as BYOV and a supervised one. gallery: the most and least certain images. humans: uncertainty
     against people's votes (CIFAR-10H). representation: whether the uncertainty of an embedding, told without labels,
-    knows that its nearest neighbour is of another class (R-AUROC) and that images are foreign (--ood). all: those that
-    apply to the runs.
+    knows a nearest neighbour of another class (R-AUROC) and foreign images (--ood). all: those that apply to the runs.
 
     Example: byov explore runs/byov runs/supervised --what layers,alignment --out exploration
     """

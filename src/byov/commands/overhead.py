@@ -32,7 +32,7 @@ def command(
     json: Annotated[Path | None, typer.Option(help="Also write the table to this file.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --json overwrite a file.")] = False,
 ) -> None:
-    """Parameters, overhead and effective ensemble size of every family on a network, without building any.
+    """Count parameters, overhead and effective ensemble size of every family on a network, without building any.
 
     Of resnet18, pyramidnet and table3_mlp it gives the numbers in Tables 1 and 3 of the patching paper. An effective
     ensemble size is how many different networks a family can draw.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -98,9 +98,8 @@ def command(
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
         check_sweep_files(out, force)
         probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
-        rankings: Any = None if by is None else by.split(",")
         with progress() as advance:
-            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=rankings)  # type: ignore[arg-type]
+            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=by and by.split(","))  # type: ignore[arg-type]
         write_json(out, content)
         save(pruning_figure(content), out.with_suffix(""))
         show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")

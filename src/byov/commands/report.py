@@ -18,15 +18,13 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    samples: Annotated[int, typer.Option(help="Posterior draws to read under.")] = 30,
+    samples: options.Samples = 30,
     shift: Annotated[str, typer.Option(help="few (5), augmentations (15), corruptions (15) or none.")] = "few",
-    severities: Annotated[str, typer.Option(help="Of the shifts, such as 1-5 or 1,3,5.")] = "1,3,5",
+    severities: options.Severities = "1,3,5",
     limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,
-    split: Annotated[str, typer.Option(help="The split to read on.")] = "test",
+    split: options.Split = "test",
     seed: options.Seed = 0,
-    root: Annotated[
-        Path | None, typer.Option(help="The folder of the data sets, if not where the recipe says.", show_default=False)
-    ] = None,
+    root: options.Root = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="Where measured numbers are kept; none: RUN/report.", show_default=False),
@@ -40,7 +38,7 @@ def command(
     trust: options.Trust = False,
     force: options.Force = False,
 ) -> None:
-    """One HTML file about one or several runs: is it better calibrated, where does it fail, what does it not know?
+    """Write one page about one or several runs: is it better calibrated, where does it fail, what does it not know?
 
     Runs that differ in their seed only are shown as one model with error bars. What was measured once is kept beside
     the run, so that a second report takes no time. The file loads nothing from the network.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from byov.data.telling import reason
+from byov.data.printable import reason
 
 
 class Arrays:

@@ -17,14 +17,14 @@ gaussian_noise = shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))(noise.gaussian_noise
 
 @shift(byov=(0.01, 0.03, 0.06, 0.12, 0.2))
 def salt_and_pepper(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
-    """Whole pixels turn black or white, each with probability amount/2."""
+    """Turn whole pixels black or white, each with probability amount/2."""
     count, _, height, width = images.shape
     return noise.salt_and_pepper(images, uniform((count, 1, height, width), 0.0, 1.0, images, generator), amount)
 
 
 @shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))
 def shear(images: Tensor, generator: torch.Generator | None, slope: float) -> Tensor:
-    """A horizontal shear by ± slope about the centre, black outside."""
+    """Shear horizontally by ± slope about the centre, black outside."""
     linear = torch.eye(2, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
     linear[:, 0, 1] = slope * signs((images.shape[0],), images, generator)
     return about_centre(images, linear)
@@ -32,7 +32,7 @@ def shear(images: Tensor, generator: torch.Generator | None, slope: float) -> Te
 
 @shift(byov=(5, 10, 20, 30, 45))
 def rotation(images: Tensor, generator: torch.Generator | None, degrees: float) -> Tensor:
-    """A rotation by ± degrees about the centre, black outside."""
+    """Rotate by ± degrees about the centre, black outside."""
     angles = torch.deg2rad(degrees * signs((images.shape[0],), images, generator))
     cos, sin = torch.cos(angles), torch.sin(angles)
     return about_centre(images, torch.stack((cos, -sin, sin, cos), dim=1).view(-1, 2, 2))
@@ -48,7 +48,7 @@ def about_centre(images: Tensor, linear: Tensor) -> Tensor:
 
 @shift(byov=(0.05, 0.1, 0.15, 0.2, 0.3))
 def translation(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
-    """A move by `distance` sides in a direction drawn from the circle, black outside."""
+    """Move by `distance` sides in a direction drawn from the circle, black outside."""
     angles = uniform((images.shape[0],), 0.0, 2.0 * torch.pi, images, generator)
     pixels = distance * min(images.shape[-2:])
     matrices = torch.eye(2, 3, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
@@ -58,51 +58,51 @@ def translation(images: Tensor, generator: torch.Generator | None, distance: flo
 
 @shift(byov=(0.015, 0.025, 0.035, 0.05, 0.07))
 def blur(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
-    """A Gaussian blur with a standard deviation of σ sides."""
+    """Blur with a Gaussian that has a standard deviation of σ sides."""
     return image_ops.gaussian_blur(images, sigma * min(images.shape[-2:]))
 
 
 @shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))
 def brightness(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
-    """x ± amount."""
+    """Return x ± amount."""
     return images + amount * signs((images.shape[0], 1, 1, 1), images, generator)
 
 
 @shift(byov=(0.7, 0.5, 0.35, 0.2, 0.1))
 def contrast(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
-    """m + factor·(x − m), with m the mean grey of the image."""
+    """Return m + factor·(x − m), with m the mean grey of the image."""
     return torch.lerp(image_ops.luma(images).mean(dim=(1, 2, 3), keepdim=True), images, factor)
 
 
 @shift(rgb_only=True, byov=(0.75, 0.5, 0.3, 0.15, 0.0))
 def saturation(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
-    """g + factor·(x − g), with g the grey of the pixel."""
+    """Return g + factor·(x − g), with g the grey of the pixel."""
     return torch.lerp(image_ops.luma(images), images, factor)
 
 
 @shift(rgb_only=True, byov=(0.05, 0.1, 0.2, 0.3, 0.5))
 def hue(images: Tensor, generator: torch.Generator | None, turns: float) -> Tensor:
-    """The hue is turned by ± this part of the colour circle."""
+    """Turn the hue by ± this part of the colour circle."""
     turned = transforms.adjust_hue(images.unbind(1), turns * signs((images.shape[0],), images, generator))
     return torch.stack(turned, dim=1)
 
 
 @shift(byov=(0.9, 0.75, 0.6, 0.45, 0.3))
 def solarize(images: Tensor, generator: torch.Generator | None, threshold: float) -> Tensor:
-    """1 − x where x ≥ threshold."""
+    """Return 1 − x where x ≥ threshold."""
     return torch.where(images >= threshold, 1.0 - images, images)
 
 
 @shift(byov=(5, 4, 3, 2, 1))
 def posterize(images: Tensor, generator: torch.Generator | None, bits: int) -> Tensor:
-    """The eight bits of each value are cut to the highest `bits`."""
+    """Cut the eight bits of each value to the highest `bits`."""
     step = 2 ** (8 - bits)
     return (images * 255.0).round_().div_(step).floor_().mul_(step / 255.0)
 
 
 @shift(byov=(0.005, 0.01, 0.015, 0.02, 0.03))
 def elastic(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
-    """A smooth random displacement with a standard deviation of `distance` sides along each axis.
+    """Displace smoothly and randomly, with a standard deviation of `distance` sides along each axis.
 
     It is white noise blurred by σ = 0.06 sides; U(−1, 1) noise so blurred has a standard deviation of 1/(√3 · 2√π σ).
     """
@@ -114,7 +114,7 @@ def elastic(images: Tensor, generator: torch.Generator | None, distance: float) 
 
 @shift(byov=(0.2, 0.3, 0.4, 0.5, 0.6))
 def cutout(images: Tensor, generator: torch.Generator | None, length: float) -> Tensor:
-    """A grey square (0.5) of `length` sides at a random place inside the image."""
+    """Put a grey square (0.5) of `length` sides at a random place inside the image."""
     count, _, height, width = images.shape
     square = max(1, round(length * min(height, width)))
     top = integers((count, 1, 1), 0, height - square + 1, images, generator)
@@ -127,7 +127,7 @@ def cutout(images: Tensor, generator: torch.Generator | None, length: float) -> 
 
 @shift(byov=(50, 30, 20, 10, 5))
 def jpeg(images: Tensor, generator: torch.Generator | None, quality: int) -> Tensor:
-    """JPEG at the given quality."""
+    """Compress as JPEG at the given quality."""
     return image_ops.jpeg(images, quality)
 
 

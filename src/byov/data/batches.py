@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from byov.data.datasets import FolderSet, ImageSet
+from byov.data.printable import printable
 from byov.data.tables import Rows
-from byov.data.telling import shown
 
 TOLERATED = 0.01  # the share of images that may be unreadable before a run stops
 
@@ -147,7 +147,7 @@ class Batches:
     def _note(self, unreadable: dict[int, str]) -> None:
         self.unreadable |= unreadable
         if len(self.unreadable) > self.tolerated * len(self.data):
-            raise ValueError(self._told(self.unreadable, f", over {self.tolerated:.0%}"))
+            raise ValueError(self._unreadable_sentence(self.unreadable, f", over {self.tolerated:.0%}"))
 
     def left_out(self) -> str:
         """Tell what was left out so far, by any of the processes; empty if nothing. All of them have to ask."""
@@ -155,12 +155,12 @@ class Batches:
         if self.world > 1:
             dist.all_gather_object(parts, self.unreadable)
         found = {index: why for part in parts for index, why in part.items()}
-        return self._told(found, " and were left out") if found else ""
+        return self._unreadable_sentence(found, " and were left out") if found else ""
 
-    def _told(self, unreadable: dict[int, str], what: str) -> str:
+    def _unreadable_sentence(self, unreadable: dict[int, str], what: str) -> str:
         assert isinstance(self.data, FolderSet)
         count = f"{len(unreadable)} of the {len(self.data)} images of {self.data.name}"
-        some = ", ".join(f"{shown(self.data.paths[i])} ({unreadable[i]})" for i in sorted(unreadable)[:3])
+        some = ", ".join(f"{printable(self.data.paths[i])} ({unreadable[i]})" for i in sorted(unreadable)[:3])
         return f"{count} cannot be read{what}: {some}{' …' if len(unreadable) > 3 else ''}."
 
 

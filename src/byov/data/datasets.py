@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from byov.data.image_ops import luma
 from byov.data.pictures import read_picture
-from byov.data.telling import reason
+from byov.data.printable import reason
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -53,12 +53,12 @@ class ImageSet:
 
     @property
     def image_size(self) -> int:
-        """The longer side in pixels."""
+        """Return the longer side in pixels."""
         return max(self.images.shape[2:])
 
     @cached_property
     def digest(self) -> str:
-        """The first 12 hex digits of the SHA-256 of shape, pixels and labels: which data a result was made on."""
+        """Return the first 12 hex digits of the SHA-256 of shape, pixels and labels: which data made a result."""
         arrays = [part.cpu().numpy() for part in (self.images, self.labels) if part is not None]
         return _digest([repr(tuple(self.images.shape)).encode(), *(np.ascontiguousarray(a).data for a in arrays)])
 
@@ -77,12 +77,12 @@ class ImageSet:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per-channel mean of the pixels in [0, 1]."""
+        """Return the per-channel mean of the pixels in [0, 1]."""
         return self._moments[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Per-channel standard deviation of the pixels in [0, 1]; 1 for a constant channel."""
+        """Return the per-channel standard deviation of the pixels in [0, 1]; 1 for a constant channel."""
         return self._moments[1]
 
     def to(self, device: torch.device | str) -> "ImageSet":
@@ -147,7 +147,7 @@ class FolderSet(Dataset):
 
     @cached_property
     def digest(self) -> str:
-        """The first 12 hex digits of a SHA-256 over every file's last two names and size (contents are not read)."""
+        """Return the first 12 hex digits of a SHA-256 over every file's last two names and size, not its contents."""
         return _digest(os.fsencode(os.path.join(*Path(p).parts[-2:])) + f" {_size(p)}\n".encode() for p in self.paths)
 
     @property

@@ -3,7 +3,7 @@
 import os
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """Return a file's name as text that can be printed and stored, also where its bytes are no UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 

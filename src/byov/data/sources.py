@@ -27,7 +27,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from byov.data.arrays import Arrays
 from byov.data.datasets import FolderSet, ImageSet, holdout
-from byov.data.telling import shown
+from byov.data.printable import printable
 
 TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
     "cifar10": lambda root, split, get: torchvision.datasets.CIFAR10(root, split == "train", download=get),
@@ -239,8 +239,8 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
         raise ValueError(f"{base} has no images (files named {', '.join(IMG_EXTENSIONS[:4])} …).")
     labels = torch.tensor([label for label, paths in enumerate(members.values()) for _ in paths]) if members else None
     paths = tuple(loose or (path for paths in members.values() for path in paths))
-    names = tuple(map(shown, members))
-    return FolderSet(f"folder:{shown(root.name)}", paths, labels, names, image_size or 224, channels)
+    names = tuple(map(printable, members))
+    return FolderSet(f"folder:{printable(root.name)}", paths, labels, names, image_size or 224, channels)
 
 
 def _walk(path: Path) -> list[str]:

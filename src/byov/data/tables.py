@@ -89,7 +89,7 @@ class Table:
 
     @cached_property
     def digest(self) -> str:
-        """The first 12 hex digits of the SHA-256 of features and target."""
+        """Return the first 12 hex digits of the SHA-256 of features and target."""
         return hashlib.sha256(self.X.numpy().tobytes() + self.y.numpy().tobytes()).hexdigest()[:12]
 
     def fold(
@@ -111,7 +111,7 @@ class Table:
 
     @property
     def all_targets(self) -> Tensor:
-        """The target and the further ones, (N, 1 + k)."""
+        """Return the target and the further ones, (N, 1 + k)."""
         return torch.cat([self.y[:, None], *([] if self.y_other is None else [self.y_other])], 1)
 
 

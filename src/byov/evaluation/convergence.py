@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 from byov.posterior.random import stream
 from byov.prediction.result import entropy
 
@@ -80,7 +80,7 @@ def score_convergence(draws: Tensor, labels: Tensor, bins: int = 15, bootstraps:
         for chosen in torch.randint(size, (bootstraps, count), generator=generator):
             probs = draws[chosen].mean(0)
             information = (entropy(probs) - entropies[chosen].mean(0)).clamp_min(0.0).mean().item()
-            rows.append({**headline(probs, labels, bins), "mutual_information": information})
+            rows.append({**main_scores(probs, labels, bins), "mutual_information": information})
         table = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64)
         for i, name in enumerate(rows[0]):
             column = found.setdefault(name, {"mean": [], "deviation": []})

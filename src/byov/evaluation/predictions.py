@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from byov.data import Batches, FolderSet, ImageSet, load
+from byov.data.printable import printable, reason
 from byov.data.sources import SPLIT_FOLDERS
-from byov.data.telling import reason, shown
 from byov.files import check_out
 from byov.prediction import Prediction
 from byov.runs import Run
@@ -46,11 +46,11 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """The share that is right; None without labels."""
+        """Return the share that is right; None without labels."""
         return None if self.labels is None else float((self.columns["predicted"] == self.labels).mean())
 
     def most_uncertain(self, count: int = 10) -> list[int]:
-        """The inputs of largest entropy, most uncertain first."""
+        """Return the inputs of largest entropy, most uncertain first."""
         return np.argsort(-self.columns["entropy"], kind="stable")[:count].tolist()
 
 
@@ -134,7 +134,7 @@ def _name(data: ImageSet | FolderSet, index: int, root: Path | None) -> str:
     """Return a file's name relative to `root`, or the number of an image in memory."""
     if isinstance(data, ImageSet):
         return str(index)
-    return shown(data.paths[index] if root is None else os.path.relpath(data.paths[index], root))
+    return printable(data.paths[index] if root is None else os.path.relpath(data.paths[index], root))
 
 
 def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 from byov.files import check_out
 from byov.metrics import functional as metrics
 from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
@@ -113,7 +113,8 @@ def curve(
     found: Curve = {"by": by, "sparsity": list(sparsities), "top1": [], "ece": [], "nll": []}
     where = Prunable(run).where
     for sparsity in sparsities:
-        for name, value in headline(read(prune(run.network, sparsity, by, scope, where).eval()), labels, bins).items():
+        probs = read(prune(run.network, sparsity, by, scope, where).eval())
+        for name, value in main_scores(probs, labels, bins).items():
             found[name].append(value)
     return found
 
@@ -237,7 +238,7 @@ class Sweep:
         return found
 
     def _score(self, about: dict[str, Any], probs: list[Tensor], group: tuple[str, str]) -> None:
-        scores = [headline(p, self.labels, BINS) for p in probs]
+        scores = [main_scores(p, self.labels, BINS) for p in probs]
         resampled = [self.resamples.scores(p, self.labels, BINS) for p in probs]
         values = {name: [each[name] for each in scores] for name in scores[0]}
         errors = {name: [error(each[name]) for each in resampled] for name in scores[0]}

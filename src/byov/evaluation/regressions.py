@@ -20,7 +20,7 @@ from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs import read_header
-from byov.runs.run import NO_NETWORK, digest, started_anew
+from byov.runs.run import NO_NETWORK, digest, mean_is_no_network
 from byov.train.tabular import Regressor, held_out, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
@@ -95,7 +95,7 @@ def evaluate_run(
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
     found: dict[str, Any] = {key: predicted(module, like, X, count, seed).scores(y) for key, count in readings.items()}
     found["precision"] = module.precision.tolist()
-    found["note"] = NO_NETWORK if started_anew(module.net) else ""
+    found["note"] = NO_NETWORK if mean_is_no_network(module.net) else ""
     found["protocol"] = {
         "model": {"name": name, "kind": "table", "digest": digest(module), "posterior": posterior},
         "data": {"name": recipe.data.name, "split": recipe.data.split, "digest": data.digest, "rows": len(y)},

@@ -54,17 +54,17 @@ class Representation:
 
     @property
     def norm(self) -> Tensor:
-        """The length (N,) of the embedding at μ, which is small where a network without a posterior is unsure."""
+        """Return the length (N,) of the embedding at μ: small where a network without a posterior is unsure."""
         return self.embeddings.norm(dim=1)
 
     @property
     def trace(self) -> Tensor:
-        """The trace (N,) of the covariance of the encoder's embedding."""
+        """Return the trace (N,) of the covariance of the encoder's embedding."""
         return self.embeddings.shape[1] * self.variance["encoder"]
 
     @property
     def measures(self) -> dict[str, Tensor]:
-        """Every measure by its name in MEASURES, larger where less certain; without stages that nothing moves."""
+        """Return each measure by its name in MEASURES, larger where less certain; without stages that nothing moves."""
         if self.over == "draws":
             found = {f"spread_{stage}": values for stage, values in self.spread.items()}
             found |= {f"variance_{stage}": values for stage, values in self.variance.items()}

@@ -50,7 +50,7 @@ def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Predic
     if entropy is None or information is None:
         raise ValueError("Scores are those of a classification: the prediction has no entropy.")
     parts = metrics.brier_decomposition(probs, labels)
-    first = headline(probs, labels, bins)
+    first = main_scores(probs, labels, bins)
     found: Scores = {
         "top1": first["top1"],
         "top5": metrics.accuracy(probs, labels, top_k=min(5, probs.shape[1])).item(),
@@ -74,7 +74,7 @@ def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Predic
     return found
 
 
-def headline(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
+def main_scores(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
     """Return top-1 accuracy, ECE and NLL of class probabilities (N, C)."""
     labels = labels.to(probs.device)
     return {

@@ -228,7 +228,7 @@ class BayesianModule(nn.Module):
         return self.spec().encode()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to set: `_load_from_state_dict` has compared it already."""
+        """Set nothing: `_load_from_state_dict` has compared it already."""
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         self.spec().check(state_dict, prefix)
@@ -252,7 +252,7 @@ class BayesianModule(nn.Module):
 
     @property
     def factors(self) -> list[Factor]:
-        """The factors of q, one per family."""
+        """Return the factors of q, one per family."""
         return list(self.q)  # type: ignore[arg-type]
 
     def _named(self, what: str) -> dict[str, Tensor]:

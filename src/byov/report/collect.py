@@ -21,7 +21,7 @@ from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
 from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import CLEAN, Row, evaluate, plan
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 from byov.evaluation.summary import READINGS
 from byov.files import write_json
 from byov.prediction import Prediction
@@ -280,7 +280,7 @@ def convergence(run: Run, request: Request) -> dict[str, Any] | None:
     if not run.posterior:
         return None
     labels = run.labels.cpu()
-    at_mean = headline(run.at_mean.mean.cpu(), labels, request.bins)
+    at_mean = main_scores(run.at_mean.mean.cpu(), labels, request.bins)
     return {**score_convergence(run.draws(run.pixels), labels, request.bins), "at_mean": at_mean}
 
 

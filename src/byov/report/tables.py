@@ -23,7 +23,7 @@ from byov.overhead import Row
 from byov.posterior.module import BayesianModule
 from byov.pruning import find_blocks, layers
 from byov.runs import Run
-from byov.runs.run import NO_NETWORK, started_anew
+from byov.runs.run import NO_NETWORK, mean_is_no_network
 from byov.ssl.probe import ProbeResult
 
 SCORES = {
@@ -88,7 +88,7 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
         yield Text(floor)
     if results.representation:
         yield Text(_without_labels(results.representation))
-    if started_anew(run.weights):
+    if mean_is_no_network(run.weights):
         yield Text(NO_NETWORK)
     for name, reason in protocol["left_out"].items():
         yield f"{name} is left out: {reason}"

@@ -130,7 +130,7 @@ def _alone(only: Group) -> dict[str, Any]:
 
 def compare(first: Side, second: Side) -> dict[str, Any]:
     """Compare two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
-    found: dict[str, Any] = {"first": _told(first), "second": _told(second), "rows": [], "sentences": [], "notes": []}
+    found: dict[str, Any] = {"first": _about(first), "second": _about(second), "rows": [], "sentences": [], "notes": []}
     reason = incomparable(first.group, second.group)
     if reason:
         found["answer"] = f"They cannot be compared: they were measured with different values of {reason}."
@@ -163,7 +163,7 @@ def _word(gap: Interval, alone: bool) -> str:
     return f"{word}, in these runs" if gap.sign < 0 else f"{word} in these runs"
 
 
-def _told(side: Side) -> dict[str, Any]:
+def _about(side: Side) -> dict[str, Any]:
     draws = side.protocol["samples"]
     reading = f"under {draws} draws" if side.reading == "under_draws" else "at μ" if side.group.posterior else ""
     return {"label": side.label, "reading": reading, "seeds": len(side.group.evaluated)}
@@ -182,7 +182,7 @@ def _answer(answers: dict[bool, str]) -> str:
 def _sentence(first: Side, second: Side, gap: Interval, clean: bool) -> str:
     where = f"On {second.images:,} clean {second.protocol['data']['name']} images" if clean else "Under shift"
     ours, theirs = (side.spelled(clean) for side in (second, first))
-    names = [f"{told['label']} {told['reading']}".strip() for told in (_told(second), _told(first))]
+    names = [f"{told['label']} {told['reading']}".strip() for told in (_about(second), _about(first))]
     reach = ""
     if gap.low is not None and gap.high is not None:
         reach = f", 95\u00a0% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}".replace("-", "−")

@@ -43,7 +43,7 @@ class Header:
 
     @property
     def kind(self) -> str:
-        """ "pretrain", "train" or "table"."""
+        """Return "pretrain", "train" or "table"."""
         return self.about["kind"]
 
     @property

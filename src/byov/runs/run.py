@@ -394,7 +394,7 @@ def versions() -> dict[str, str]:
 NO_NETWORK = "An ensemble of components that started apart has no mean network: read the draws, not μ."
 
 
-def started_anew(weights: nn.Module) -> bool:
+def mean_is_no_network(weights: nn.Module) -> bool:
     """Tell whether the posterior mean averages networks, or layers, that have nothing to do with each other."""
     factors = weights.factors if isinstance(weights, BayesianModule) else ()
     return any(getattr(factor.family, "start", "") == "reset" for factor in factors)

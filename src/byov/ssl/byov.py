@@ -71,7 +71,7 @@ class BYOV(BYOL):
 
     @property
     def factors(self) -> list[Factor]:
-        """The factors of the student's posterior."""
+        """Return the factors of the student's posterior."""
         return self.student.factors  # type: ignore[return-value]
 
     @property

@@ -98,15 +98,15 @@ class Task(Protocol):
     def module(self) -> nn.Module: ...
 
     def trainable(self) -> nn.Module:
-        """The part with parameters to optimize; a BayesianModule, or a plain network."""
+        """Return the part with parameters to optimize; a BayesianModule, or a plain network."""
         ...
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
-        """The arguments of the module's forward for one batch, random numbers drawn from the step's generator."""
+        """Return the arguments of the module's forward for one batch; random numbers come from the step's generator."""
         ...
 
     def after(self, step: int, total: int) -> None:
-        """What follows the optimizer's step number `step` (from 1)."""
+        """Do what follows the optimizer's step number `step` (from 1)."""
         ...
 
 
@@ -194,7 +194,7 @@ class Loop:
                     "total": self.total,
                     "position": self.batches.state,
                     "seconds": self.seconds,
-                    **self._place(),
+                    **self._platform(),
                 },
             )
         self.fabric.barrier()
@@ -211,14 +211,14 @@ class Loop:
             checkpoint.fill(self.optimizer, state["optimizer"], self.path)
         self.step, self.seconds = state["step"], state["seconds"]
         self.batches.state = tuple(state["position"])
-        now = self._place()  # of which an older checkpoint has only a part
+        now = self._platform()  # of which an older checkpoint has only a part
         changed = [f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]]
         if not changed or self.step >= self.total:
             return ""
         return f"The run will not be equal to the bit to one in one piece: it was saved with {', '.join(changed)}."
 
-    def _place(self) -> dict[str, Any]:
-        """What decides the order of sums, and so the last bits."""
+    def _platform(self) -> dict[str, Any]:
+        """Return what decides the order of sums, and so the last bits."""
         return {
             "torch": str(torch.__version__),
             "device": self.fabric.device.type,
@@ -283,7 +283,7 @@ class Loop:
         out = None
         for i, batch in enumerate(parts):
             last = i == len(parts) - 1
-            with self._chance(i) as generator, self.fabric.no_backward_sync(self.module, enabled=not last):
+            with self._seeded(i) as generator, self.fabric.no_backward_sync(self.module, enabled=not last):
                 place = Place(
                     self.step, self.total, self.fabric.global_rank, self.fabric.world_size, self.fabric.device
                 )
@@ -301,8 +301,8 @@ class Loop:
         return out
 
     @contextmanager
-    def _chance(self, part: int) -> Iterator[Generator]:
-        """All randomness of one part of one step: a generator that is the same on every rank, and the global one."""
+    def _seeded(self, part: int) -> Iterator[Generator]:
+        """Seed all randomness of one part of one step: the global generator, and one (yielded) that all ranks share."""
         model, rank = self.task.trainable(), self.fabric.global_rank
         here = stream(self.config.seed, self.step, part)
         torch.manual_seed(stream(here, 1 + rank))

@@ -102,7 +102,7 @@ class Split:
 
 
 def normed(family: Family) -> bool:
-    """EMP and ECMP patch BatchNorm layers; dropout and the explicit ensemble have none (Appendix D.7)."""
+    """Tell whether there are BatchNorm layers: EMP and ECMP patch them, the other two have none (Appendix D.7)."""
     return isinstance(family, EMP | ECMP)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,7 @@ class Penalised(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and so of what the network takes."""
+        """Return the dtype of the weights, and so of what the network takes."""
         return next(self.net.parameters()).dtype
 
     def penalty(self, like: Tensor) -> Tensor:
@@ -94,36 +94,48 @@ class Classifier(Penalised):
         return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
 
 
-class SupervisedTask:
-    """A classifier on a labelled set of images, as the loop wants it."""
+M = TypeVar("M", bound=Penalised)
 
-    def __init__(self, recipe: Supervised, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
-        if data.labels is None:
-            raise ValueError(f"{data.name} has no labels: pretrain on it instead, with byov pretrain.")
-        self.recipe = recipe
-        self.data = data.to(device) if isinstance(data, ImageSet) else data
-        self._module = build(recipe, data, len(data.class_names), world, device)
-        check_batch(self._module.net, recipe.model.name, recipe.train, world)
-        self.patches = Patches(self._module.net, recipe.posterior)
+
+class PenalisedTask(Generic[M]):
+    """What the loop asks of a task whose network is penalised."""
+
+    def __init__(self, module: M, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
+        check_batch(module.net, name, train, world)
+        self._module, self.posterior = module, posterior
+        self.patches = Patches(module.net, posterior)
 
     @property
-    def module(self) -> Classifier:
+    def module(self) -> M:
         return self._module
 
-    def trainable(self) -> nn.Module:
-        return self._module.net
-
-    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
-        drawn = self._module.augment.draw(len(batch.images) * place.world, generator, place.device)
-        posterior = self.recipe.posterior
-        weight = posterior.beta(place) if posterior.penalty == "kl" else torch.ones((), device=place.device)
-        return batch.images, batch.labels, drawn[place.rank :: place.world], weight
+    def weight(self, place: Place) -> Tensor:
+        """Return what the penalty is multiplied by at a step: β of the KL, 1 of the L2 penalty."""
+        return self.posterior.beta(place) if self.posterior.penalty == "kl" else torch.ones((), device=place.device)
 
     def before(self, step: int) -> None:
         self.patches.before(step)
 
     def after(self, step: int, total: int) -> None:
         """Do nothing after a step."""
+
+
+class SupervisedTask(PenalisedTask[Classifier]):
+    """A classifier on a labelled set of images, as the loop wants it."""
+
+    def __init__(self, recipe: Supervised, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
+        if data.labels is None:
+            raise ValueError(f"{data.name} has no labels: pretrain on it instead, with byov pretrain.")
+        module = build(recipe, data, len(data.class_names), world, device)
+        super().__init__(module, recipe.model.name, recipe.posterior, recipe.train, world)
+        self.data = data.to(device) if isinstance(data, ImageSet) else data
+
+    def trainable(self) -> nn.Module:
+        return self.module.net
+
+    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
+        drawn = self.module.augment.draw(len(batch.images) * place.world, generator, place.device)
+        return batch.images, batch.labels, drawn[place.rank :: place.world], self.weight(place)
 
 
 class Patches:

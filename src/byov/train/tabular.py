@@ -26,7 +26,7 @@ from byov.train.config import Count, NonNegative, Positive, Width, check, from_d
 from byov.train.loop import Place, TrainConfig
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
-from byov.train.supervised import Patches, Penalised, check_batch, with_posterior
+from byov.train.supervised import Penalised, PenalisedTask, with_posterior
 
 PREFIXES = ("table:", "uci:")
 
@@ -137,32 +137,19 @@ class Regressor(Penalised):
         return self.log_precision.detach().exp() / self.y_std.square()
 
 
-class TableTask:
+class TableTask(PenalisedTask[Regressor]):
     """A regression on a table's rows, as the loop wants it."""
 
     def __init__(self, recipe: Tabular, data: Rows, world: int, device: torch.device) -> None:
-        self.recipe, self.data = recipe, data.to(device)
-        self._module = build(recipe, data, (data.y_mean, data.y_std), world, device)
-        check_batch(self._module.net, recipe.model.name, recipe.train, world)
-        self.patches = Patches(self._module.net, recipe.posterior)
-
-    @property
-    def module(self) -> Regressor:
-        return self._module
+        module = build(recipe, data, (data.y_mean, data.y_std), world, device)
+        super().__init__(module, recipe.model.name, recipe.posterior, recipe.train, world)
+        self.data = data.to(device)
 
     def trainable(self) -> nn.Module:
-        return self._module
+        return self.module
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
-        posterior = self.recipe.posterior
-        weight = posterior.beta(place) if posterior.penalty == "kl" else torch.ones((), device=place.device)
-        return batch.images, batch.labels, weight
-
-    def before(self, step: int) -> None:
-        self.patches.before(step)
-
-    def after(self, step: int, total: int) -> None:
-        """Do nothing after a step."""
+        return batch.images, batch.labels, self.weight(place)
 
 
 def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, device: torch.device) -> Regressor:

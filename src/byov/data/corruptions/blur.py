@@ -44,7 +44,7 @@ def disc_kernel(radius: float, alias_blur: float) -> Tensor:
     cifar=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
 )
 def glass_blur(images: Tensor, generator: torch.Generator | None, sigma: float, reach: int, iterations: int) -> Tensor:
-    """Gaussian blur, pixels exchanged for near ones, Gaussian blur: frosted glass."""
+    """Blur with a Gaussian, exchange pixels for near ones, blur again: frosted glass."""
     count, _, height, width = images.shape
     # The original stores eight bits here, cutting off; the addend keeps whole levels whole in floating point.
     blurred = (image_ops.gaussian_blur(images, sigma) * 255.0 + 1e-3).floor_() / 255.0
@@ -92,7 +92,7 @@ def glass_sources(down: Tensor, right: Tensor, height: int, width: int, reach: i
     cifar=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
 )
 def motion_blur(images: Tensor, generator: torch.Generator | None, radius: int, sigma: float) -> Tensor:
-    """Half a Gaussian along a line at U(−45°, 45°), drawn for each image: a moving camera."""
+    """Blur with half a Gaussian along a line at U(−45°, 45°), drawn for each image: a moving camera."""
     angles = uniform((images.shape[0],), -45.0, 45.0, images, generator)
     return image_ops.motion_blur(images, radius, sigma, angles)
 
@@ -102,7 +102,7 @@ def motion_blur(images: Tensor, generator: torch.Generator | None, radius: int, 
     cifar=((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
 )
 def zoom_blur(images: Tensor, generator: torch.Generator | None, stop: float, step: float) -> Tensor:
-    """Mean of the image and its enlargements by 1, 1 + step, …: a camera that nears its object. Nothing is random."""
+    """Average enlargements of the image by 1, 1 + step, …: a camera that nears its object. Nothing is random."""
     factors = np.arange(1, stop, step).tolist()  # numpy's rounding decides how many there are and where the crops fall
     height, width = images.shape[-2:]
     total = images + images  # the image and its enlargement by 1

@@ -11,7 +11,7 @@ from byov.data.shift import shift, smooth_noise, uniform
 
 @shift(imagenet=(0.4, 0.3, 0.2, 0.1, 0.05), cifar=(0.75, 0.5, 0.4, 0.3, 0.15))
 def contrast(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
-    """m + factor·(x − m), with m each channel's mean over the image. Nothing is random."""
+    """Return m + factor·(x − m), with m each channel's mean over the image. Nothing is random."""
     return torch.lerp(images.mean(dim=(2, 3), keepdim=True), images, factor)
 
 
@@ -34,7 +34,7 @@ _PIXELS = 244 / 224  # the original multiplies by 244 where it means 224; its da
 def elastic_transform(
     images: Tensor, generator: torch.Generator | None, alpha: float, sigma: float, jitter: float
 ) -> Tensor:
-    """A random affine map, then a smooth random displacement; the three strengths are in units of the image's side.
+    """Apply a random affine map, then displace smoothly and randomly; the three strengths are in sides of the image.
 
     Three points about the centre move by U(−jitter, jitter) each way; the displacement is U(−1, 1) noise, blurred by σ,
     times α. The original is written for 224 and 32 pixels only.
@@ -64,7 +64,7 @@ def jittered_affine(images: Tensor, amplitude: float, generator: torch.Generator
 
 @shift(imagenet=(0.6, 0.5, 0.4, 0.3, 0.25), cifar=(0.95, 0.9, 0.85, 0.75, 0.65))
 def pixelate(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
-    """Shrunk by a box filter to the factor and enlarged again. Nothing is random."""
+    """Shrink by a box filter to the factor and enlarge again. Nothing is random."""
     height, width = images.shape[-2:]
     small = box_resize(images, max(1, int(height * factor)), max(1, int(width * factor)))
     return box_resize(small, height, width)
@@ -102,5 +102,5 @@ def box_resize(images: Tensor, height: int, width: int) -> Tensor:
 
 @shift(imagenet=(25, 18, 15, 10, 7), cifar=(80, 65, 58, 50, 40))
 def jpeg_compression(images: Tensor, generator: torch.Generator | None, quality: int) -> Tensor:
-    """JPEG at the given quality. Nothing is random."""
+    """Compress as JPEG at the given quality. Nothing is random."""
     return image_ops.jpeg(images, quality)

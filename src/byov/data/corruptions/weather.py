@@ -36,7 +36,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Flakes (enlarged, thresholded noise) that fall at an angle, over an image that is whitened by 1 − keep."""
+    """Let flakes (enlarged, thresholded noise) fall at an angle over an image that is whitened by 1 − keep."""
     count, _, height, width = images.shape
     # The original zooms into the centre of the noise; only the centre is drawn here.
     crop = zoom_crop(height, zoom)[1], zoom_crop(width, zoom)[1]
@@ -54,7 +54,7 @@ def snow(
     cifar=((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
 )
 def frost(images: Tensor, generator: torch.Generator | None, keep: float, weight: float) -> Tensor:
-    """keep·x + weight·texture, with the original's weights and a generated texture in place of its photographs."""
+    """Return keep·x + weight·texture: the original's weights, and a generated texture in place of its photographs."""
     count, channels, height, width = images.shape
     texture = frost_texture(count, height, width, images, generator)
     return keep * images + weight * (texture if channels == 3 else luma(texture))
@@ -130,7 +130,7 @@ def _standardised(pattern: Tensor) -> Tensor:
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(images: Tensor, generator: torch.Generator | None, density: float, decay: float) -> Tensor:
-    """(x + density·plasma)·m/(m + density), with a plasma fractal for each image and m its highest value."""
+    """Return (x + density·plasma)·m/(m + density), with a plasma fractal for each image and m its highest value."""
     count, _, height, width = images.shape
     cloud = plasma(count, max(height, width), decay, images, generator)[:, None, :height, :width]
     highest = images.amax(dim=(1, 2, 3), keepdim=True)
