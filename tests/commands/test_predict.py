@@ -18,25 +18,11 @@ from torch import Generator
 import byov
 from byov.data import load
 from byov.posterior.random import stream
-from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
-from byov.ssl.pretrain import start as start_pretraining
 from byov.ssl.probe import Probe, ProbeSettings
-from byov.train.config import load_config
-from byov.train.supervised import Supervised, restore, start
+from byov.train.supervised import restore
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
 NUMBERS = ["confidence", "std", "entropy", "expected_entropy", "mutual_information"]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    start(load_config(Supervised, RECIPES / "digits_train.toml", SMALL), folder / "bbb")
-    start(load_config(Supervised, RECIPES / "digits_train.toml", [*SMALL, "posterior.family=none"]), folder / "plain")
-    start_pretraining(load_config(Pretrain, RECIPES / "digits_byov.toml", SMALL), folder / "byov")
-    return folder
 
 
 @pytest.fixture(scope="module")

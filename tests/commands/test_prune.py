@@ -15,28 +15,10 @@ from byov.metrics.functional import calibration_error
 from byov.pruning import layers, load_sparse, prune, prune_groups
 from byov.ssl.classifiers import linear_probe
 from byov.ssl.features import features
-from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
-from byov.ssl.pretrain import start as start_pretraining
 from byov.ssl.probe import ProbeSettings
 from byov.train import checkpoint
-from byov.train.config import load_config
-from byov.train.supervised import Supervised
 from byov.train.supervised import restore as restore_trained
-from byov.train.supervised import start as start_training
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    assert start_pretraining(load_config(Pretrain, RECIPES / "digits_byov.toml", SMALL), folder / "byov")
-    assert start_training(load_config(Supervised, RECIPES / "digits_train.toml", SMALL), folder / "bbb")
-    plain = [*SMALL, "posterior.family=none"]
-    assert start_training(load_config(Supervised, RECIPES / "digits_train.toml", plain), folder / "plain")
-    return folder
 
 
 def test_the_command_prunes_a_supervised_run(runs: Path, call: Any, tmp_path: Path) -> None:

@@ -12,24 +12,8 @@ import pytest
 from byov.evaluation.alignment import predictive_std
 from byov.evaluation.explore import explore
 from byov.runs import Reading, open_run
-from byov.ssl.pretrain import Pretrain
-from byov.ssl.pretrain import start as start_pretraining
-from byov.train.config import load_config
-from byov.train.supervised import Supervised
-from byov.train.supervised import start as start_training
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "data.holdout=0.8"]
 FEW = ("--samples", "3", "--bootstraps", "4", "--limit", "40", "--train-limit", "80", "--device", "cpu")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    assert start_pretraining(load_config(Pretrain, RECIPES / "digits_byov.toml", SMALL), folder / "byov")
-    assert start_pretraining(load_config(Pretrain, RECIPES / "digits_byol.toml", SMALL), folder / "byol")
-    assert start_training(load_config(Supervised, RECIPES / "digits_train.toml", SMALL), folder / "bbb")
-    return folder
 
 
 def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_path: Path, call: Any) -> None:

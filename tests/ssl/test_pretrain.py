@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_runs import differences, log, state
 from torch import Tensor, nn
 
 from byov.data import Batches
@@ -65,29 +65,6 @@ def recipe(*changes: str) -> Pretrain:
 def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:
     sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
     return ["pretrain", "--run", str(run), *sets, *(["--resume"] if resume else [])]
-
-
-def state(run: Path) -> dict[str, Any]:
-    """All of a checkpoint that neither the clock nor a free setting decides."""
-    tree = checkpoint.load(run / "checkpoint.safetensors")
-    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position")}
-
-
-def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Where two trees are not equal to the bit."""
-    if isinstance(a, Tensor):
-        return [] if a.dtype == b.dtype and torch.equal(a, b) else [where]
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        return [found for key in a for found in differences(a[key], b[key], f"{where}/{key}")]
-    if isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        return [found for i, pair in enumerate(zip(a, b, strict=True)) for found in differences(*pair, f"{where}/{i}")]
-    return [] if a == b else [where]
 
 
 VARIANTS = {

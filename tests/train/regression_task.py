@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from torch import Generator, Tensor, nn
 
 from byov.data import Batch
 from byov.data.datasets import ImageSet
-from byov.train import checkpoint
 from byov.train.fabric import make_fabric
 from byov.train.loop import Loop, Place, TrainConfig
 
@@ -71,24 +69,3 @@ def make(run: Path, config: TrainConfig = CONFIG, data: ImageSet | None = None, 
     torch.manual_seed(0)
     task = Regression(data or images(), **hooks)
     return Loop(make_fabric(config), task, config, run, {"config": {}, "data": {"digest": task.data.digest}})
-
-
-def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def same(a: Any, b: Any) -> bool:
-    """Two trees equal to the bit."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
-
-
-def state(run: Path) -> dict[str, Any]:
-    """All of a checkpoint that the clock does not decide."""
-    tree = checkpoint.load(run / "checkpoint.safetensors")
-    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position", "recipe")}

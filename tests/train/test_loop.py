@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from regression_task import CONFIG, STEPS, Regression, images, log, make, same, state
+from regression_task import CONFIG, STEPS, Regression, images, make
+from saved_runs import differences, log, state
 from torch import Generator, Tensor, nn
 
 import byov
@@ -43,7 +44,7 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
         if done:
             break
     assert pieces == whole.total == 3 * (35 // batch)
-    assert same(state(tmp_path / "whole"), state(run))
+    assert differences(state(tmp_path / "whole"), state(run)) == []
     assert chance == whole.task.chance
     assert [line["step"] for line in log(run)] == [line["step"] for line in log(tmp_path / "whole")]
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
@@ -64,7 +65,7 @@ def test_a_run_goes_on_from_an_old_checkpoint(tmp_path: Path) -> None:
     third.resume()
     assert third.step == 1
     third.fit()
-    assert same(state(tmp_path / "whole"), state(tmp_path / "run"))
+    assert differences(state(tmp_path / "whole"), state(tmp_path / "run")) == []
     assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 13))
 
 
@@ -75,7 +76,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     again.resume()
     assert again.fit()
     assert again.task.places == []
-    assert same(before, state(tmp_path))
+    assert differences(before, state(tmp_path)) == []
     assert log(tmp_path) == lines
 
 
@@ -112,7 +113,7 @@ def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -
     before = {name: value.clone() for name, value in other.task.module.state_dict().items()}
     with pytest.raises(ValueError, match="was started on other data than noise"):
         other.resume()
-    assert same(before, dict(other.task.module.state_dict()))
+    assert differences(before, dict(other.task.module.state_dict())) == []
 
 
 # Chance and order
@@ -127,7 +128,7 @@ def test_all_chance_is_of_seed_and_step(tmp_path: Path) -> None:
     assert first.chance == again.chance
     numbers = [number for task in (first, other) for pair in task.chance for number in pair]
     assert len(set(numbers)) == len(numbers) == 2 * 2 * 12
-    assert not same(first.seen, other.seen)
+    assert differences(first.seen, other.seen)
 
 
 def as_rank(rank: int) -> Fabric:
@@ -195,7 +196,7 @@ def test_after_follows_the_optimizers_step(tmp_path: Path) -> None:
     loop.optimizer.register_step_post_hook(note)
     loop.fit()
     assert [(step, total) for step, total, _ in loop.task.updates] == [(k, STEPS) for k in range(1, STEPS + 1)]
-    assert same([weight for _, _, weight in loop.task.updates], stepped)
+    assert differences([weight for _, _, weight in loop.task.updates], stepped) == []
 
 
 # What the optimizer sees
@@ -265,7 +266,7 @@ def test_gradients_are_clipped_to_their_norm(tmp_path: Path) -> None:
     assert max(cut) <= 0.3 * (1 + 1e-4)
     wide = make(tmp_path / "d", replace(CONFIG, clip=100.0))
     wide.fit()
-    assert same(state(tmp_path / "d")["module"], state(tmp_path / "a")["module"])
+    assert differences(state(tmp_path / "d")["module"], state(tmp_path / "a")["module"]) == []
 
 
 def test_accumulated_parts_make_one_batch(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 import sklearn.datasets
 import torch
 from PIL import Image
+from saved_runs import differences, log, state
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten
 
 from byov.data import CropFlip, load
 from byov.data.config import DataConfig
@@ -70,23 +70,6 @@ def recipe(*changes: str) -> Supervised:
     return load_config(Supervised, None, [*SMALL, *changes])
 
 
-def state(run: Path) -> dict[str, Any]:
-    """All of a checkpoint that neither the clock nor a free setting decides."""
-    tree = checkpoint.load(run / "checkpoint.safetensors")
-    return {key: tree[key] for key in ("module", "optimizer", "step", "total", "position")}
-
-
-def same(one: Any, other: Any) -> bool:
-    """Tell whether two trees are equal to the bit."""
-    (ours, shape), (theirs, other_shape) = (tree_flatten(tree) for tree in (one, other))
-    equal = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(ours, theirs, strict=False))
-    return shape == other_shape and all(equal)
-
-
-def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
 def standardised(images: Tensor) -> Tensor:
     """Digits, standardised by hand with the training digits' moments."""
     pixels = load("digits", "train").images.double() / 255  # type: ignore[union-attr]
@@ -112,7 +95,7 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     assert not start(recipe(*changes, "train.minutes=1e-9"), pieces)
     assert checkpoint.peek(pieces / "checkpoint.safetensors")["step"] == 1
     assert start(recipe(*changes), pieces, resume=True)
-    assert same(state(whole), state(pieces))
+    assert differences(state(whole), state(pieces)) == []
     lines = log(whole)
     assert [line["loss"] for line in lines] == [line["loss"] for line in log(pieces)]
     assert len(lines) == 20
@@ -124,7 +107,7 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     assert not module.training
     data = load("digits", "train")
     assert module.augment == CropFlip(0, 0.0, data.mean, data.std)  # the images are standardised as they were
-    assert same(state(whole)["module"], dict(module.state_dict()))
+    assert differences(state(whole)["module"], dict(module.state_dict())) == []
     net = module.net
     assert isinstance(net, BayesianModule) == (family != "none")
     if isinstance(net, BayesianModule):
@@ -346,7 +329,7 @@ def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> No
     module, settings = restore(tmp_path)
     assert settings.model.pretrained
     assert isinstance(module, Classifier)
-    assert same(tree["module"], dict(module.state_dict()))
+    assert differences(tree["module"], dict(module.state_dict())) == []
 
 
 def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:

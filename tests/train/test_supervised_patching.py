@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import sklearn.datasets
 import torch
+from saved_runs import differences, state
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 import byov
 from byov.data import load
@@ -62,18 +62,6 @@ def built(*changes: str) -> Classifier:
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return module
-
-
-def state(run: Path) -> dict[str, Any]:
-    tree = checkpoint.load(run / "checkpoint.safetensors")
-    return {"module": tree["module"], "optimizer": tree["optimizer"], "step": tree["step"]}
-
-
-def same(one: Any, other: Any) -> bool:
-    """Tell whether two trees are equal to the bit."""
-    (ours, shape), (theirs, other_shape) = (tree_flatten(tree) for tree in (one, other))
-    equal = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(ours, theirs, strict=False))
-    return shape == other_shape and all(equal)
 
 
 # The penalty
@@ -152,7 +140,7 @@ def test_phases_alternate_and_resume_to_the_bit(tmp_path: Path) -> None:
     assert not torch.equal(later["net.q.0.components"], after["net.q.0.components"])
     assert torch.equal(later["net.net.1.weight"], after["net.net.1.weight"])
     assert start(recipe(*words), pieces, resume=True)
-    assert same(state(whole), state(pieces))
+    assert differences(state(whole), state(pieces)) == []
 
 
 def moved(run: Path, *settings: str) -> dict[str, Tensor]:
