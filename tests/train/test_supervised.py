@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.datasets
 import torch
 from PIL import Image
 from saved_runs import differences, log, state
@@ -56,14 +54,6 @@ def no_norm(classes: int) -> nn.Module:
 
 def no_network(classes: int) -> str:
     return f"{classes} classes"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def read_digits_once() -> Iterator[None]:
-    """scikit-learn parses its file at every call, which would be a third of a short run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
-        yield
 
 
 def recipe(*changes: str) -> Supervised:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sklearn.datasets
 import torch
 from saved_runs import differences, state
 from torch import Tensor, nn
@@ -41,13 +38,6 @@ SMALL = [
 
 def network(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def read_digits_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
-        yield
 
 
 def recipe(*changes: str) -> Supervised:

@@ -172,9 +172,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
 
 
 @styled
-def layers_figure(
-    histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES), title: str = ""
-) -> Figure:
+def layers_figure(histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES)) -> Figure:
     """Draw one column per run, one row per quantity on a common logarithmic axis, one line per layer."""
     import matplotlib
     from matplotlib.lines import Line2D
@@ -204,8 +202,6 @@ def layers_figure(
     ends = [Line2D([], [], color=depth(x), label=f"{whose}{end} layer") for x, end in ((0.0, "first"), (0.92, "last"))]
     lines = [*ends, *(Line2D([], [], color=c, linestyle=s, label=p) for p, (c, s) in PARTS.items() if heads)]
     made.legend(handles=lines, loc=BELOW, ncols=2 if width < 6 else 4)
-    if title:
-        made.suptitle(title, fontsize=10)
     return made
 
 

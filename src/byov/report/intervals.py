@@ -100,7 +100,7 @@ def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
     return total / len(hits.confidence)
 
 
-def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: int = 0) -> Interval:
+def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int) -> Interval:
     """Estimate ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over images both saw.
 
     An image is drawn with all its shifted versions and by all models at once. It says how another test set would
@@ -111,7 +111,7 @@ def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int, seed: 
     if len(n) != 1:
         raise ValueError(f"A bootstrap compares models on the same images, not on {sorted(n)} of them.")
     size = n.pop()
-    counts = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
+    counts = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
     counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
     sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
     difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]

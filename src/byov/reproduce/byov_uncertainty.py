@@ -41,10 +41,10 @@ def _explored(context: Context, item: str, protocol: dict[str, Any], runs: list[
     return context.kept(item, protocol, partial(explore, item, runs, BOOTSTRAPS))
 
 
-def _told(value: float, error: float, positive: str = "positive", negative: str = "negative") -> str:
+def _sign_in_words(value: float, error: float, positive: str = "positive") -> str:
     if abs(value) <= 3 * error:
         return "not told from 0"
-    return positive if value > 0 else negative
+    return positive if value > 0 else "negative"
 
 
 @experiment("byov/figure1b", "Predictive standard deviation: supervised BBB against BYOV")
@@ -59,7 +59,7 @@ def figure1b(context: Context) -> Outcome:
     found = {"": linear, " of logarithms": log}
     comparisons = []
     for words, a in found.items():
-        told = _told(a.pearson, a.pearson_error, "positive, as in the paper")
+        told = _sign_in_words(a.pearson, a.pearson_error, "positive, as in the paper")
         comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, told))
     told = "positive" if log.spearman > 3 * log.spearman_error else "not told from 0"
     comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, told))
