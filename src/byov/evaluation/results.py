@@ -121,11 +121,7 @@ def evaluate_run(
         force: overwrite a file of another protocol.
         advance: told how far it is: what comes next, rows done, all rows.
     """
-    check_whole(bins, "bins")
-    if bins > MOST_BINS:
-        raise ValueError(f"bins lie between 1 and {MOST_BINS:,}, not {bins}.")
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder: --out takes the name of a file.")
+    _check(out, bins)
     shifts, left_out = shifts_for(shift, run.images)
     protocol = evaluation_protocol(run, shift, shifts, left_out, severities, bins)
     other = None if baseline is None else read_baseline(baseline, protocol)
@@ -161,6 +157,15 @@ def evaluate_run(
         results.representation = without_labels(run)
         save()
     return results
+
+
+def _check(out: Path, bins: int) -> None:
+    """Refuse a folder in a file's place, and more bins than fit into memory."""
+    check_whole(bins, "bins")
+    if bins > MOST_BINS:
+        raise ValueError(f"bins lie between 1 and {MOST_BINS:,}, not {bins}.")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: --out takes the name of a file.")
 
 
 def evaluation_protocol(

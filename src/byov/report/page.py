@@ -31,13 +31,17 @@ def report(
     renew: bool = False,
     cache: Path | None = None,
     title: str | None = None,
+    names: Sequence[str] = (),
     advance: Advance | None = None,
 ) -> dict[str, Any]:
     """Read and measure what is named, write the page, and return its numbers.
 
-    `title` is what the page calls itself; for the other arguments see `collect`.
+    `title` and `names` are what the page calls itself and the runs, instead of their paths; for the other arguments see
+    `collect`.
     """
     sources = gather(paths)
+    for run, name in zip(sources.runs, names, strict=False):
+        run.name = name
     collect(sources.runs, request or Request(), compute, renew, cache, advance)
     tree = content(sources, group(sources.runs))
     write(out, render(tree, title))
