@@ -283,7 +283,9 @@ def test_two_processes_equal_one(tmp_path: Path, family: str, compiled: bool) ->
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--"]
     two = [*changes, "train.devices=auto", f"train.compile={str(compiled).lower()}"]
     command += [str(BYOV_COMMAND), *arguments(tmp_path / "two", *two)]
-    subprocess.run(command, cwd=HERE, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])  # of what this file imports
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths.rstrip(os.pathsep)}
+    subprocess.run(command, cwd=HERE, env=env, check=True, timeout=300)
     torch.manual_seed(0)
     initial = build(recipe(*changes), recipe(*changes).data.load(), 1, torch.device("cpu")).state_dict()
     assert start(recipe(*changes), tmp_path / "one")
