@@ -14,24 +14,30 @@ def command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
+            help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore,"
+            " reproduce."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    samples: Annotated[int, typer.Option(help="Posterior draws to read under.")] = 30,
-    shift: Annotated[str, typer.Option(help="few (5), augmentations (15), corruptions (15) or none.")] = "few",
-    severities: Annotated[str, typer.Option(help="Of the shifts, such as 1-5 or 1,3,5.")] = "1,3,5",
-    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,
-    split: Annotated[str, typer.Option(help="The split to read on.")] = "test",
+    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("report.html"),
+    samples: Annotated[int, typer.Option(help="Read under this many draws of the posterior.")] = 30,
+    shift: Annotated[
+        str, typer.Option(help="Shift the images by few (5), augmentations (15), corruptions (15) or none.")
+    ] = "few",
+    severities: Annotated[
+        str, typer.Option(help="Apply the shifts at these severities, such as 1-5 or 1,3,5.")
+    ] = "1,3,5",
+    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0 reads all of them.")] = 2000,
+    split: Annotated[str, typer.Option(help="Read this split.")] = "test",
     seed: options.Seed = 0,
     root: Annotated[
-        Path | None, typer.Option(help="The folder of the data sets, if not where the recipe says.", show_default=False)
+        Path | None,
+        typer.Option(help="Look for the data sets in this folder, if not where the recipe says.", show_default=False),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Where measured numbers are kept; none: RUN/report.", show_default=False),
+        typer.Option(help="Keep measured numbers in this folder; without it in RUN/report.", show_default=False),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page.", show_default=False)] = None,
+    title: Annotated[str | None, typer.Option(help="Give the page this title.", show_default=False)] = None,
     device: options.Device = "auto",
     compute: Annotated[
         bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
@@ -40,7 +46,7 @@ def command(
     trust: options.Trust = False,
     force: options.Force = False,
 ) -> None:
-    """One HTML file about one or several runs: is it better calibrated, where does it fail, what does it not know?
+    """Write one HTML file about runs: is one better calibrated, where does it fail, what does it not know?
 
     Runs that differ in their seed only are shown as one model with error bars. What was measured once is kept beside
     the run, so that a second report takes no time. The file loads nothing from the network.
