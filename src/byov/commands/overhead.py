@@ -12,8 +12,8 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help="Count for the network of this name: byov's own (pyramidnet110_a84, cifar_resnet18, table3_mlp, vit-ti/4"
-            " …), else timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
+            help="Count for the network of this name: byov's own (pyramidnet110_a84, cifar_resnet18, vit-ti/4 …),"
+            " else timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
         ),
     ],
     k: Annotated[int, typer.Option("--k", help="Give EMP, ECMP and the explicit ensemble this many components.")] = 5,

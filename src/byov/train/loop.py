@@ -199,7 +199,7 @@ class Loop:
             log_var=config.log_var_optimizer,
             decay=config.decay,
         )
-        # Graphs own the memory of the gradients, so there must be no second part that adds to them.
+        # Graphs own the memory of the gradients: no second part may add to them.
         self.graphs = (
             config.compile is True
             and config.cuda_graphs
@@ -272,7 +272,8 @@ class Loop:
         """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached."""
         self.task.module.train()
         with Signals() as signals:
-            with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
+            first, compiled = self.fabric.is_global_zero, self.config.compile is True
+            with Journal(self.run, self.step, self.total, self.steps_per_epoch, first, compiled) as journal:
                 if self.step == 0:
                     journal.record_layers(0, self.task.trainable())
                 self._train(journal, signals)
