@@ -148,12 +148,13 @@ def test_the_size_is_the_median_of_the_shorter_sides(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_what_it_was_started_with() -> None:
-    started = Pretrain(train=TrainConfig(epochs=7, batch=32, compile=True, precision="64-true"))
+    started = Pretrain(train=TrainConfig(epochs=7, warmup=0.0, batch=32, compile=True, precision="64-true"))
     config = to_dict(started)
-    assert as_started(Pretrain(), config) == started
-    given = Pretrain(train=TrainConfig(epochs=8))
+    open_ = Pretrain(train=TrainConfig(warmup=0.0))
+    assert as_started(open_, config) == started
+    given = Pretrain(train=TrainConfig(epochs=8, warmup=0.0))
     assert as_started(given, config).train.epochs == 8
-    assert difference(Pretrain(), config) == ""
+    assert difference(open_, config) == ""
     assert difference(given, config) == "train.epochs = 7, not 8"
     gpu = Pretrain(train=TrainConfig(compile=True, precision="bf16-mixed"))
     cpu = Pretrain(train=TrainConfig(compile=False, precision="32-true"))
@@ -175,7 +176,10 @@ def test_a_default_run_on_small_pictures_stops_and_goes_on(tmp_path: Path, capsy
     stored = state["recipe"]["config"]
     assert stored["data"]["image_size"] == 24
     assert {key: stored["train"][key] for key in ("compile", "precision", "batch", "epochs")} == {
-        **{"compile": False, "precision": "32-true", "batch": 2, "epochs": 334}
+        "compile": False,
+        "precision": "32-true",
+        "batch": 2,
+        "epochs": 334,
     }
     assert claim(tmp_path / "run", "pretrain", recipe, resume=True)
     assert not start(recipe, tmp_path / "run", resume=True)

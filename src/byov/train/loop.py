@@ -272,8 +272,8 @@ class Loop:
         """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached."""
         self.task.module.train()
         with Signals() as signals:
-            first, compiled = self.fabric.is_global_zero, self.config.compile is True
-            with Journal(self.run, self.step, self.total, self.steps_per_epoch, first, compiled) as journal:
+            where, first = (self.run, self.step, self.total, self.steps_per_epoch), self.fabric.is_global_zero
+            with Journal(*where, first, compiled=self.config.compile is True) as journal:
                 if self.step == 0:
                     journal.record_layers(0, self.task.trainable())
                 self._train(journal, signals)
@@ -295,9 +295,8 @@ class Loop:
                 journal.advance(self.step)
             journal.record_layers(self.step, self.task.trainable())
             now = monotonic()
-            self.signal, late, due = self._agree(
-                signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
-            )
+            flags = signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
+            self.signal, late, due = self._agree(*flags)
             if (self.signal or late) and self.step < self.total:
                 break
             if due:
