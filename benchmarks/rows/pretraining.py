@@ -71,7 +71,7 @@ def epoch(setting: Setting) -> dict[str, Any]:
             run.steps(2 * setting.warmup)
         work["views"]()
         seconds = interleaved(work, max(setting.rounds // 4, 3), setting.device)
-    found = compared(seconds, "BYOL") | {"steps": steps, "batch": runs["BYOV"].recipe.train.batch}
+    found = compared(seconds, "BYOL") | {"steps": steps, "batch": runs["BYOV"].recipe.train.batch_size}
     found["views_share"] = compared(seconds, "BYOV")["ratio"]["views"]
     return found
 

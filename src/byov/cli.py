@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from byov import __version__
 from byov.train import Diverged, Stopped
 
 VERBS = [
@@ -28,19 +30,28 @@ VERBS = [
 
 app = typer.Typer(
     name="byov",
-    help="Bring your own variance: a posterior over the weights of any PyTorch network.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"byov {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def byov() -> None:
-    """Keep `byov VERB` a group, also while there is only one verb."""
+def byov(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Bring your own variance: a posterior over the weights of any PyTorch network."""
 
 
-for verb in VERBS:
+for verb in VERBS:  # whose modules are short: each imports what it works with when it is called
     app.command(verb)(import_module(f"byov.commands.{verb}").command)
 
 

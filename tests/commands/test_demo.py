@@ -102,7 +102,10 @@ def test_kept_runs_and_files_are_refused_before_anything_is_trained(
         (["--out", "file/below"], "file/below: Not a directory."),
         (["--out", "mine"], "mine holds a demo already (results.json): choose another --out."),
         ([], "runs/demo holds a demo already (byov): choose another --out."),
-        (["--out", "new", "--epochs", "0"], "train.epochs is a whole number from 1 to 1,000,000,000, not '0'."),
+        (
+            ["--out", "new", "--epochs", "0"],
+            "train.epochs is a whole number from 1 to 1,000,000,000 or 'auto', not '0'.",
+        ),
     ):
         assert call("demo", *words) == (2, "", f"byov: {sentence}\n")
         assert files(tmp_path) == before

@@ -53,7 +53,7 @@ def pretrain_task(setting: Setting, changes: list[str]) -> Any:
 
 def inputs(task: Any, setting: Setting, step: int, parts: int = 1) -> Any:
     """What the loop would give the module at a step, or in a part of one."""
-    generator, count = setting.random(1000 + step), task.recipe.train.batch // parts
+    generator, count = setting.random(1000 + step), task.recipe.train.batch_size // parts
     chosen = torch.randperm(len(task.data), device=setting.device, generator=generator)[:count]
     batch = Batch(task.data.images[chosen], task.data.labels[chosen], chosen)
     return task.inputs(batch, generator, Place(step // parts, 1000, 0, 1, setting.device))

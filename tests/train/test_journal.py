@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -192,3 +195,34 @@ def test_a_run_killed_without_warning_loses_and_doubles_nothing(tmp_path: Path) 
     assert len(layers.read_text().splitlines()) >= 12
     subprocess.run([*words, "--resume"], check=True, **options)
     assert [entry["step"] for entry in entries(tmp_path / "run", "layers.jsonl")] == list(range(0, 121, 4))
+
+
+# The bar
+
+
+def shown(journal: Journal) -> str:
+    """What a terminal of 200 columns shows of the bar."""
+    console = Console(width=200, file=StringIO(), force_terminal=True)
+    with console.capture() as capture:
+        console.print(journal.bar.get_renderable())
+    return re.sub(r"\x1b\[[\d;]*m", "", capture.get())
+
+
+def test_the_bar_says_what_it_waits_for_and_then_where_it_is(tmp_path: Path) -> None:
+    with Journal(tmp_path / "compiled", 0, 20, 4, True, compiled=True) as journal:
+        assert "compiling, for the first step …" in shown(journal)
+        values = {"loss": 90.0, "ssl": 3.25, "kl": 7.5, "sigma": 0.01}
+        journal.write(1, 0.5, values, speed=1234.0)
+        first = shown(journal)
+        journal.advance(9)
+        assert "epoch 3/5" in shown(journal)
+    assert "epoch 1/5" in first
+    assert "ssl 3.25 kl 7.5 sigma 0.01 · 1,234 images/s" in first
+    assert "loss" not in first  # the sum rises as β does, and looks like divergence
+    assert "compiling" not in first
+    assert re.search(r"1/20.*\d:\d\d:\d\d · ETA [-\d:]+\s*$", first)
+    with Journal(tmp_path / "plain", 0, 20, 4, True) as journal:
+        assert "the first step …" in shown(journal)
+        assert "compiling" not in shown(journal)
+        journal.write(1, 0.5, {"loss": 0.5, "kl": 7.5}, speed=1.0)
+        assert "loss 0.5 kl 7.5" in shown(journal)

@@ -97,7 +97,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     ("changed", "sentence"),
     [
         (Recipe(train=TrainConfig(lr=0.5)), r"train.lr = 0.001, not 0.5"),
-        (Recipe(train=TrainConfig(epochs=101)), r"train.epochs = 100, not 101"),
+        (Recipe(train=TrainConfig(warmup=11.0)), r"train.warmup = 10.0, not 11.0"),
         (Recipe(data=Data(sizes=(8, 9))), r"data.sizes = \[8, 8\], not \[8, 9\]"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_run_learns_resumes_to_the_bit_and_is_restored(tmp_path: Path, family:
     assert sum(losses[-3:]) < 0.6 * sum(losses[:3])
 
     module, settings = restore(whole)
-    assert settings == recipe(*changes)
+    assert settings == recipe(*changes, "train.compile=false", "train.precision=32-true")  # what was open, it says
     assert not module.training
     data = load("digits", "train")
     assert module.augment == CropFlip(0, 0.0, data.mean, data.std)  # the images are standardised as they were

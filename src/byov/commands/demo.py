@@ -10,9 +10,12 @@ import typer
 
 def command(
     out: Annotated[
-        Path | None, typer.Option(help="Keep the runs and the results in this folder; none: the results in runs/demo.")
+        Path | None,
+        typer.Option(
+            help="Keep the runs and the results in this folder; without it only the results are kept, in runs/demo."
+        ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Of each of the two pretraining runs.")] = 40,
+    epochs: Annotated[int, typer.Option(help="Pretrain each of the two for this many epochs.")] = 40,
 ) -> None:
     """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""
     from byov.demo import demo

@@ -12,12 +12,15 @@ from byov.commands import options
 Model = Annotated[
     str,
     typer.Argument(
-        help="A run's folder or checkpoint (of byov pretrain: a linear probe is fitted on the training split),"
-        " or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
+        help="Read this run, by its folder or checkpoint (of byov pretrain: a linear probe is fitted on the training"
+        " split), or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
     ),
 ]
 ShiftKind = Annotated[
-    str, typer.Option(help="none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA)
+    str,
+    typer.Option(
+        help="Shift the images by none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA
+    ),
 ]
 Limit = Annotated[
     int | None, typer.Option(help="Evaluate on this many images.", show_default=False, rich_help_panel=options.DATA)
@@ -26,11 +29,18 @@ Normalise = Annotated[
     bool,
     typer.Option("--normalise", help="Standardise by the training split's moments.", rich_help_panel=options.DATA),
 ]
-Bins = Annotated[int, typer.Option(help="Bins of ECE and adaptive ECE.", rich_help_panel=options.OUTPUT)]
-Out = Annotated[Path, typer.Option(help="The file of results.", rich_help_panel=options.OUTPUT)]
+Bins = Annotated[
+    int,
+    typer.Option(
+        help="Divide confidence into this many bins for ECE and adaptive ECE.", rich_help_panel=options.OUTPUT
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Write the results to this file.", rich_help_panel=options.OUTPUT)]
 Baseline = Annotated[
     Path | None,
-    typer.Option(help="Another --out, for mCE and relative mCE.", show_default=False, rich_help_panel=options.OUTPUT),
+    typer.Option(
+        help="Compare with another --out, for mCE and relative mCE.", show_default=False, rich_help_panel=options.OUTPUT
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume/--force", help="Continue --out, or overwrite it.", rich_help_panel=options.OUTPUT)
@@ -64,7 +74,7 @@ def command(
     precision: options.Precision = "32-true",
     trust: options.Trust = False,
 ) -> None:
-    """Measure accuracy, calibration, Brier parts, selective risk and OOD detection: clean, and under shifts.
+    """Measure accuracy, calibration, Brier parts, selective risk and OOD detection, clean and under shifts.
 
     Everything is read at the posterior mean μ and, where there is a posterior, under draws. An evaluation that was
     interrupted continues where it stopped when the same command is given again.

@@ -11,28 +11,33 @@ from byov.commands import options
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="Runs of byov pretrain or byov train: their folders.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Look at these runs of byov pretrain or byov train, by their folders.")
+    ],
     what: Annotated[
         str,
         typer.Option(
-            help="layers, convergence, noise, alignment, gallery, humans, representation, several with commas, or all."
+            help="Look at layers, convergence, noise, alignment, gallery, humans, representation, several with"
+            " commas, or all."
         ),
     ] = "all",
-    out: Annotated[Path, typer.Option(help="The folder for WHAT.json, WHAT.png and WHAT.svg.")] = Path("exploration"),
+    out: Annotated[Path, typer.Option(help="Write WHAT.json, WHAT.png and WHAT.svg to this folder.")] = Path(
+        "exploration"
+    ),
     force: options.Force = False,
     samples: options.Samples = 50,
     bootstraps: Annotated[
-        int, typer.Option(help="Bootstraps of the draws, or of the images.", rich_help_panel=options.DRAWS)
+        int, typer.Option(help="Resample the draws, or the images, this often.", rich_help_panel=options.DRAWS)
     ] = 50,
     seed: options.Seed = 0,
     limit: Annotated[
-        int, typer.Option(help="Look at this many test images; 0: at all.", rich_help_panel=options.DATA)
+        int, typer.Option(help="Look at this many test images; 0 looks at all.", rich_help_panel=options.DATA)
     ] = 2000,
     train_limit: options.TrainLimit = None,
     ood: Annotated[
         str | None,
         typer.Option(
-            help="Foreign test images for representation: svhn, npz:FILE …",
+            help="Take foreign test images for representation from here: svhn, npz:FILE ….",
             show_default=False,
             rich_help_panel=options.DATA,
         ),
@@ -41,7 +46,7 @@ def command(
     device: options.Device = "auto",
     trust: options.Trust = False,
 ) -> None:
-    """Show layer-wise σ and SNR, convergence over draws, variance under noise, alignment, images, people, embeddings.
+    """Show layer-wise σ and SNR, convergence over draws, noise, alignment, images, people, representation.
 
     layers: σ and |μ|/σ of each layer over training. convergence: predictive mean and std against the number of draws.
     noise: variance after encoder, projector and predictor. alignment: the predictive std of the first two runs with a

@@ -12,22 +12,26 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help="A network's name: byov's own (pyramidnet110_a84, cifar_resnet18, table3_mlp, vit-ti/4 …), else"
-            " timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
+            help="Count for the network of this name: byov's own (pyramidnet110_a84, cifar_resnet18, vit-ti/4 …),"
+            " else timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
         ),
     ],
-    k: Annotated[int, typer.Option("--k", help="Components of EMP, ECMP and the explicit ensemble.")] = 5,
+    k: Annotated[int, typer.Option("--k", help="Give EMP, ECMP and the explicit ensemble this many components.")] = 5,
     on: Annotated[
         str | None,
         typer.Option(
-            help="Where every family goes: all, norm+output, norm or output"
+            help="Put every family on all, norm+output, norm or output"
             " (without it: EMP and ECMP on norm+output and on norm, the others on all).",
             show_default=False,
         ),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(min=1, help="Outputs of the network (without it: as many as it usually has).", show_default=False),
+        typer.Option(
+            min=1,
+            help="Give the network this many outputs (without it: as many as it usually has).",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the table to this file.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --json overwrite a file.")] = False,

@@ -13,15 +13,15 @@ from byov.commands import options
 Model = Annotated[
     str,
     typer.Argument(
-        help="A run's folder or checkpoint, of byov train, or of byov pretrain (a linear probe is fitted on its"
-        " training split), or python:module:function, which returns a classifier (logits)."
+        help="Read this run, by its folder or checkpoint, of byov train, or of byov pretrain (a linear probe is"
+        " fitted on its training split), or python:module:function, which returns a classifier (logits)."
     ),
 ]
-Data = Annotated[str, typer.Argument(help="A folder of images, an .npz file, or a data set's name.")]
+Data = Annotated[str, typer.Argument(help="Predict a folder of images, an .npz file, or a data set by its name.")]
 Split = Annotated[
     str | None,
     typer.Option(
-        help="The split to predict. Default: test, or all of a folder without splits.",
+        help="Predict this split; without it the test split, or all of a folder without splits.",
         show_default=False,
         rich_help_panel=options.DATA,
     ),
@@ -36,7 +36,7 @@ Tolerance = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option(help="The file to write: .csv, or .npz with all probabilities.", rich_help_panel=options.OUTPUT),
+    typer.Option(help="Write to this file: .csv, or .npz with all probabilities.", rich_help_panel=options.OUTPUT),
 ]
 
 

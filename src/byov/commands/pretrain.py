@@ -10,13 +10,15 @@ import typer
 
 def command(
     recipe: Annotated[
-        Path | None, typer.Argument(help="A TOML recipe, such as those in recipes/; none: BYOV on digits.")
+        Path | None,
+        typer.Argument(help="Follow this TOML recipe, such as those in recipes/; without one it is BYOV on digits."),
     ] = None,
-    run: Annotated[Path, typer.Option(help="The folder of the run: checkpoint, log, TensorBoard.")] = Path(
+    run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard in this folder.")] = Path(
         "runs/pretrain"
     ),
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipe: key=value, e.g. train.epochs=5.")
+        list[str] | None,
+        typer.Option("--set", help="Change the recipe by key=value, such as train.lr=0.01; may be repeated."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --run, or start it.")] = False,
 ) -> None:

@@ -11,28 +11,36 @@ from byov.commands import options
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A pretraining run's folder.")],
+    run: Annotated[Path, typer.Argument(help="Read the pretraining run in this folder.")],
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
     samples: Annotated[
-        int, typer.Option(help="Posterior draws to read under; 0: only at μ.", rich_help_panel=options.DRAWS)
+        int,
+        typer.Option(
+            help="Read under this many draws of the posterior; 0 reads only at μ.", rich_help_panel=options.DRAWS
+        ),
     ] = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     k: Annotated[
-        int, typer.Option(help="Neighbours; at most a tenth of the training images.", rich_help_panel=options.DRAWS)
+        int,
+        typer.Option(
+            help="Ask this many neighbours, at most a tenth of the training images.", rich_help_panel=options.DRAWS
+        ),
     ] = 200,
     network: options.Network = "student",
     protocol: Annotated[
         str,
         typer.Option(
-            help="lbfgs: logistic regression; byol: BYOL's linear evaluation too, by SGD on random crops, of student"
-            " and teacher.",
+            help="Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random"
+            " crops, of student and teacher.",
             rich_help_panel=options.DRAWS,
         ),
     ] = "lbfgs",
-    epochs: Annotated[int, typer.Option(help="Epochs of --protocol byol.", rich_help_panel=options.DRAWS)] = 80,
+    epochs: Annotated[
+        int, typer.Option(help="Train for this many epochs with --protocol byol.", rich_help_panel=options.DRAWS)
+    ] = 80,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.Precision = "32-true",

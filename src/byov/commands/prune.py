@@ -10,13 +10,15 @@ import typer
 from byov.commands import options
 
 ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
-Run = Annotated[Path, typer.Argument(help="A run's folder or checkpoint, of byov pretrain or byov train.")]
-Out = Annotated[Path, typer.Option(help="The file to write: safetensors, or of a sweep JSON.")]
-Sparsity = Annotated[float, typer.Option(help="The share of weights to set to 0, or of groups to remove.")]
+Run = Annotated[
+    Path, typer.Argument(help="Prune this run of byov pretrain or byov train, by its folder or checkpoint.")
+]
+Out = Annotated[Path, typer.Option(help="Write to this file: safetensors, or of a sweep JSON.")]
+Sparsity = Annotated[float, typer.Option(help="Set this share of weights to 0, or remove this share of groups.")]
 Order = Annotated[
     str | None,
     typer.Option(
-        help="What decides: snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
+        help="Decide by snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
         " Default: snr, and of a sweep all that the run allows.",
         show_default=False,
     ),
@@ -25,17 +27,17 @@ Scope = Annotated[
     str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global; of a sweep both.")
 ]
 Groups = Annotated[
-    bool, typer.Option("--groups", help="Remove whole attention heads and hidden units: a smaller network.")
+    bool, typer.Option("--groups", help="Remove whole attention heads and hidden units, for a smaller network.")
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Prune a run of byov train in this many rounds; 0: at once.", rich_help_panel=ROUNDS)
+    int, typer.Option(help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS)
 ]
-Epochs = Annotated[int, typer.Option(help="Epochs of fine-tuning in each round.", rich_help_panel=ROUNDS)]
-Rate = Annotated[float, typer.Option(help="Learning rate of fine-tuning.", rich_help_panel=ROUNDS)]
+Epochs = Annotated[int, typer.Option(help="Fine-tune for this many epochs in each round.", rich_help_panel=ROUNDS)]
+Rate = Annotated[float, typer.Option(help="Fine-tune at this learning rate.", rich_help_panel=ROUNDS)]
 Sweep = Annotated[
     bool,
     typer.Option(
-        "--sweep", help="Instead: scores over sparsities, by SNR, magnitude and random.", rich_help_panel=SWEEP
+        "--sweep", help="Show instead the scores over sparsities, by SNR, magnitude and random.", rich_help_panel=SWEEP
     ),
 ]
 Twin = Annotated[
@@ -44,7 +46,11 @@ Twin = Annotated[
 ]
 Sparsities = Annotated[
     str | None,
-    typer.Option(help="Such as 0,0.5,0.9. Default: thirteen up to 0.95.", show_default=False, rich_help_panel=SWEEP),
+    typer.Option(
+        help="Sweep these, such as 0,0.5,0.9; without it thirteen up to 0.95.",
+        show_default=False,
+        rich_help_panel=SWEEP,
+    ),
 ]
 Refit = Annotated[
     bool,

@@ -14,22 +14,25 @@ def command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
+            help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore,"
+            " reproduce."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("report.html"),
     samples: options.Samples = 30,
-    shift: Annotated[str, typer.Option(help="few (5), augmentations (15), corruptions (15) or none.")] = "few",
+    shift: Annotated[
+        str, typer.Option(help="Shift the images by few (5), augmentations (15), corruptions (15) or none.")
+    ] = "few",
     severities: options.Severities = "1,3,5",
-    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,
+    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0 reads all of them.")] = 2000,
     split: options.Split = "test",
     seed: options.Seed = 0,
     root: options.Root = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Where measured numbers are kept; none: RUN/report.", show_default=False),
+        typer.Option(help="Keep measured numbers in this folder; without it in RUN/report.", show_default=False),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page.", show_default=False)] = None,
+    title: Annotated[str | None, typer.Option(help="Give the page this title.", show_default=False)] = None,
     device: options.Device = "auto",
     compute: Annotated[
         bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
@@ -38,7 +41,7 @@ def command(
     trust: options.Trust = False,
     force: options.Force = False,
 ) -> None:
-    """Write one page about one or several runs: is it better calibrated, where does it fail, what does it not know?
+    """Write one HTML file about runs: is one better calibrated, where does it fail, what does it not know?
 
     Runs that differ in their seed only are shown as one model with error bars. What was measured once is kept beside
     the run, so that a second report takes no time. The file loads nothing from the network.

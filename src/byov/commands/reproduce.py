@@ -10,19 +10,22 @@ import typer
 from byov.commands import options
 
 Names = Annotated[
-    list[str] | None, typer.Argument(help="Tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
+    list[str] | None, typer.Argument(help="Run these tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
 ]
 Listed = Annotated[bool, typer.Option("--list", help="Name every table and figure of both papers.")]
-Scale = Annotated[str | None, typer.Option(help="quick or full; none: full on a GPU, else quick.", show_default=False)]
+Scale = Annotated[
+    str | None,
+    typer.Option(help="Run at quick or full scale; without it full on a GPU, else quick.", show_default=False),
+]
 Runs = Annotated[
     list[Path] | None,
-    typer.Option(help="A run to look at, in the place of one that would be trained; may be repeated."),
+    typer.Option(help="Look at this run in the place of one that would be trained; may be repeated."),
 ]
 Minutes = Annotated[
     float | None,
     typer.Option(help="Begin no new work after this long; the same command continues.", show_default=False),
 ]
-Out = Annotated[Path, typer.Option(help="The folder of results: NAME's are in OUT/NAME.")]
+Out = Annotated[Path, typer.Option(help="Write the results of NAME to OUT/NAME.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
 ]

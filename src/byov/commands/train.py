@@ -9,9 +9,11 @@ import typer
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe, as in recipes/; none: digits.")] = None,
-    run: Annotated[Path, typer.Option(help="The run's folder: checkpoint, log, TensorBoard.")] = Path("runs/train"),
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: posterior.family=emp.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="Follow this TOML recipe; without one it is digits.")] = None,
+    run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard here.")] = Path("runs/train"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe, as in posterior.family=emp.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --run, or start it.")] = False,
 ) -> None:
     """Train a network with labels under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.

@@ -83,7 +83,10 @@ class Batches:
         if drop_last and len(self) == 0:
             per_rank = len(data) // world
             what = "rows" if isinstance(data, Rows) else "images"
-            raise ValueError(f"{data.name} has {per_rank} {what} for each process, fewer than a batch of {batch_size}.")
+            raise ValueError(
+                f"{data.name} has {per_rank} {what} for each process, fewer than a batch of {batch_size}:"
+                " choose a smaller one."
+            )
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""

@@ -80,6 +80,38 @@ def create(
     raise ValueError(f"There is no network called {name!r}; the nearest names are {', '.join(close) or 'none'}.")
 
 
+LARGEST = 224
+"""What images are brought to at most, where nobody asks for more."""
+
+
+def fitting_size(name: str, side: int) -> int:
+    """Return the size at which a network takes pictures whose shorter side is `side` pixels.
+
+    That is their own, in steps of 8 pixels or of a patch, and at most 224. Our transformers take at most 16 patches a
+    side where a patch has up to 8 pixels. A network that is made for one size keeps it: timm's and torchvision's
+    transformers; a user's own, of which that is not known, gets 224.
+    """
+    library, _, bare = name.rpartition(":")
+    if name.startswith("python:"):
+        return LARGEST
+    patch = re.fullmatch(r"vit-\w+/(\d+)", bare)
+    if not library and patch:
+        step = max(8, int(patch[1]))
+        return _nearest(side, step, min(LARGEST, 16 * int(patch[1])))
+    if library in ("", "timm") and bare not in OWN and timm.is_model(bare):
+        fixed = timm.get_pretrained_cfg(bare, allow_unregistered=True)
+        if fixed and fixed.fixed_input_size:
+            return int(fixed.input_size[-1])
+    elif library in ("", "torchvision") and bare.startswith(("vit_", "maxvit")):
+        return LARGEST
+    return _nearest(side, 8, LARGEST)
+
+
+def _nearest(side: int, step: int, most: int) -> int:
+    """Round to a multiple of `step`, at least one and at most `most`."""
+    return min(most, max(step, step * round(side / step)))
+
+
 def encoder(
     name: str, channels: int = 3, image_size: int | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, int]:

@@ -73,7 +73,7 @@ def recipe(context: Context, method: str) -> Supervised:
     if method not in METHODS:
         raise ValueError(f"A method is one of {', '.join(METHODS)}, not {method!r}.")
     chosen, name = METHODS[method], f"{RECIPES[context.scale]}_{METHODS[method].recipe}"
-    epochs = load(Supervised, name).train.epochs * chosen.epochs
+    epochs = load(Supervised, name).train.epoch_count * chosen.epochs
     changes = (f"posterior.{change}" for change in chosen.changes)
     return load_here(context, Supervised, name, *changes, f"train.epochs={epochs}")
 

@@ -123,7 +123,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
         student = synchronise(student, device)  # type: ignore[assignment]
     views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
     views.check_channels(data.channels)
-    factor = recipe.train.batch / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
+    factor = recipe.train.batch_size / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
     tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
     posterior = recipe.posterior
     if posterior.family == "none":
@@ -151,7 +151,7 @@ def noise_cost(module: BYOV, beta: float) -> str:
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
 
-    def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
+    def make(recipe: Pretrain, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
         module = task.module
         about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}

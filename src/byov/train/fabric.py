@@ -16,8 +16,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from byov.train.loop import TrainConfig
 
 
+def sees_gpu(config: TrainConfig) -> bool:
+    """Tell whether a run of this configuration will be on a CUDA GPU; no process is started to find out."""
+    return config.accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+
+
 def make_fabric(config: TrainConfig) -> Fabric:
     """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
+    config = config.on(sees_gpu(config))
     launched = "LOCAL_RANK" in os.environ
     processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
     devices: Any = processes or config.devices
@@ -36,7 +42,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
             devices=devices,
             num_nodes=config.nodes,
             strategy=strategy,
-            precision=config.precision,
+            precision=config.precision,  # type: ignore[arg-type]  # no "auto" any more
         )
     except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
         wanted = f"train.accelerator={config.accelerator} with train.devices={config.devices}"

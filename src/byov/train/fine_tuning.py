@@ -43,7 +43,7 @@ class FineTune:
             )
         still = recipe.augment == "none"
         self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, mean, std)
-        self.batches = Batches(train, min(recipe.train.batch, len(train)), seed=seed)
+        self.batches = Batches(train, min(recipe.train.batch_size, len(train)), seed=seed)
         self.generator = Generator(device).manual_seed(seed)
         self.epochs, self.lr = epochs, lr
         self.optimizer: torch.optim.Optimizer | None = None

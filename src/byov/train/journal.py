@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from byov.posterior import BayesianModule
 from byov.posterior.layer_statistics import layer_statistics
 
-_SHOWN = ("loss", "kl", "sigma", "snr")
+_SHOWN = ("loss", "ssl", "kl", "sigma", "snr")
 LAYER_RECORDS = 100
 """How many records of its layers a run has. One costs a few passes over the weights: see benchmarks/layers.py."""
 LEAST_INTERVAL = 4
@@ -50,9 +50,11 @@ class Journal:
     A resumed run continues after the checkpoint's step: what was written beyond it is taken out.
     """
 
-    def __init__(self, run: Path, step: int, total: int, steps_per_epoch: int, active: bool) -> None:
+    def __init__(
+        self, run: Path, step: int, total: int, steps_per_epoch: int, active: bool, compiled: bool = False
+    ) -> None:
         self.run, self.step, self.total = run, step, total
-        self.steps_per_epoch, self.active = steps_per_epoch, active
+        self.steps_per_epoch, self.active, self.compiled = steps_per_epoch, active, compiled
         self.alarmed: set[str] = set()
         self.layer_file: BinaryIO | None = None
 
@@ -78,13 +80,19 @@ class Journal:
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}"),
             TimeElapsedColumn(),
+            TextColumn("· ETA"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
             transient=True,
         )
         self.bar.start()
-        self.row = self.bar.add_task("training", total=self.total, completed=self.step, values="")
+        self.row = self.bar.add_task(
+            "compiling, for the first step …" if self.compiled else "the first step …",
+            total=self.total,
+            completed=self.step,
+            values="",
+        )
         return self
 
     def __exit__(
@@ -101,7 +109,7 @@ class Journal:
 
     def advance(self, step: int) -> None:
         if self.active:
-            self.bar.update(self.row, completed=step)
+            self.bar.update(self.row, completed=step, description=self._epoch(step))
 
     def write(self, step: int, seconds: float, values: dict[str, float], speed: float = 0.0) -> None:
         """Write one report; `speed` is in images per second."""
@@ -117,8 +125,15 @@ class Journal:
         with _naming(self.run / "tensorboard"):
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
-        shown = " ".join(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)
-        self.bar.update(self.row, completed=step, values=f"{shown} · {speed:,.0f} img/s")
+        # The sum of SSL loss and KL may rise over a healthy run.
+        names = [name for name in _SHOWN if name in values and not (name == "loss" and "ssl" in values)]
+        shown = " ".join(f"{name} {values[name]:.4g}" for name in names)
+        said = f"{shown} · {speed:,.0f} images/s"
+        self.bar.update(self.row, completed=step, description=self._epoch(step), values=said)
+
+    def _epoch(self, step: int) -> str:
+        """Say in which epoch of how many a step is."""
+        return f"epoch {-(-step // self.steps_per_epoch)}/{-(-self.total // self.steps_per_epoch)}"
 
     def record_layers(self, step: int, model: nn.Module) -> None:
         """Write layer-wise σ and |μ|/σ (BYOV's Figures 3 and 6), if a record is due after this step.

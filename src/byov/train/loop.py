@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from lightning.fabric import Fabric
@@ -38,13 +38,25 @@ _ADVICE = (
 )
 
 
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+Auto = Literal["auto"]
+ON_GPU: tuple[bool, Precision] = (True, "bf16-mixed")
+ON_CPU: tuple[bool, Precision] = (False, "32-true")
+"""What `compile` and `precision` are, if they are left to the machine."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train; a recipe's [train]."""
+    """How to train; a recipe's [train]. What is "auto" is fitted to the machine and the data: see `train.adapt`."""
 
-    epochs: Count = 100
-    batch: Count = 256
-    """Images per optimizer step, over all processes and accumulated parts."""
+    usual_epochs: ClassVar[int] = 100
+    usual_batch: ClassVar[int] = 256
+
+    epochs: Count | Auto = "auto"
+    """ "auto": 100, or as many more as 1,000 steps take."""
+    batch: Count | Auto = "auto"
+    """Images per optimizer step, over all processes and accumulated parts. "auto": 256, or of fewer than 512 images the
+    largest power of two that fits into them twice."""
     optimizer: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
     lr: Positive = 1e-3
     lr_batch: Count | None = None
@@ -67,8 +79,10 @@ class TrainConfig:
     """Where the cosine ends, in units of `lr`; 1 keeps the rate constant after the warm-up."""
     clip: Positive | None = None
     accumulate: Count = 1
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
-    compile: bool = False
+    precision: Precision | Auto = "auto"
+    """ "auto": bf16-mixed on a CUDA GPU, else 32-true."""
+    compile: bool | Auto = "auto"
+    """ "auto": on a CUDA GPU."""
     cuda_graphs: bool = True
     """With `compile` on one GPU: launch each pass as one CUDA graph, where small networks are bound by the host."""
     seed: int = 0
@@ -85,8 +99,31 @@ class TrainConfig:
         check(self, "train")
         if self.decay == "all" and self.optimizer == "lars":
             raise ValueError("train.decay = 'all' is for sgd, adam and adamw: lars decays what it adapts.")
-        if self.warmup > self.epochs:
+        if self.epochs != "auto" and self.warmup > self.epochs:
             raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
+
+    @property
+    def batch_size(self) -> int:
+        """Return `batch`, or where it is still "auto" its usual size."""
+        return self.usual_batch if self.batch == "auto" else self.batch
+
+    @property
+    def epoch_count(self) -> int:
+        """Return `epochs`, or where they are still "auto" the usual number."""
+        return self.usual_epochs if self.epochs == "auto" else self.epochs
+
+    def on(self, gpu: bool) -> Self:
+        """Return the configuration with what `compile` and `precision` are there.
+
+        Compiled bf16 is a GPU's: a CPU takes minutes to compile it, and is slower with it. So there both are "auto".
+        """
+        own = self.compile, self.precision
+        if own == ON_GPU and not gpu:
+            own = ON_CPU
+        compiled, precision = (
+            usual if it == "auto" else it for it, usual in zip(own, ON_GPU if gpu else ON_CPU, strict=True)
+        )
+        return replace(self, compile=compiled, precision=precision)  # type: ignore[arg-type]
 
 
 class Task(Protocol):
@@ -125,11 +162,12 @@ class Loop:
     """One run: a task, its configuration, and the folder it is kept in."""
 
     def __init__(self, fabric: Fabric, task: Task, config: TrainConfig, run: Path, recipe: dict[str, Any]) -> None:
+        config = config.on(fabric.device.type == "cuda")
         self.fabric, self.task, self.config, self.run, self.recipe = fabric, task, config, run, recipe
-        share, rest = divmod(config.batch, fabric.world_size * config.accumulate)
+        share, rest = divmod(config.batch_size, fabric.world_size * config.accumulate)
         if rest:
             parts = f"{fabric.world_size} processes × {config.accumulate} accumulated parts"
-            raise ValueError(f"train.batch={config.batch} cannot be shared by {parts}.")
+            raise ValueError(f"train.batch={config.batch_size} cannot be shared by {parts}.")
         self.batches = Batches(
             task.data,
             share,
@@ -141,12 +179,12 @@ class Loop:
         )
         self.steps_per_epoch = len(self.batches) // config.accumulate
         if self.steps_per_epoch == 0:
-            raise ValueError(f"{task.data.name} has too few images for one step of {config.batch}.")
-        self.total = config.epochs * self.steps_per_epoch
+            raise ValueError(f"{task.data.name} has too few images for one step of {config.batch_size}.")
+        self.total = config.epoch_count * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
         self.signal = 0
         """The number of the signal that the run was stopped by."""
-        scale = config.batch / config.lr_batch if config.lr_batch else 1.0
+        scale = config.batch_size / config.lr_batch if config.lr_batch else 1.0
         self.base_lr = config.lr * scale
         self.log_var_lr = log_var_rate(self.total) / self.base_lr if config.log_var_lr is None else config.log_var_lr
         """In units of `base_lr`."""
@@ -161,9 +199,9 @@ class Loop:
             log_var=config.log_var_optimizer,
             decay=config.decay,
         )
-        # Graphs own the memory of the gradients, so there must be no second part that adds to them.
+        # Graphs own the memory of the gradients: no second part may add to them.
         self.graphs = (
-            config.compile
+            config.compile is True
             and config.cuda_graphs
             and fabric.device.type == "cuda"
             and fabric.world_size == config.accumulate == 1
@@ -224,6 +262,8 @@ class Loop:
             "device": self.fabric.device.type,
             "threads": torch.get_num_threads(),
             "processes": self.fabric.world_size,
+            "precision": self.config.precision,
+            "compile": self.config.compile,
         }
 
     # Training
@@ -232,7 +272,8 @@ class Loop:
         """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached."""
         self.task.module.train()
         with Signals() as signals:
-            with Journal(self.run, self.step, self.total, self.steps_per_epoch, self.fabric.is_global_zero) as journal:
+            where, first = (self.run, self.step, self.total, self.steps_per_epoch), self.fabric.is_global_zero
+            with Journal(*where, first, compiled=self.config.compile is True) as journal:
                 if self.step == 0:
                     journal.record_layers(0, self.task.trainable())
                 self._train(journal, signals)
@@ -254,9 +295,8 @@ class Loop:
                 journal.advance(self.step)
             journal.record_layers(self.step, self.task.trainable())
             now = monotonic()
-            self.signal, late, due = self._agree(
-                signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
-            )
+            flags = signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
+            self.signal, late, due = self._agree(*flags)
             if (self.signal or late) and self.step < self.total:
                 break
             if due:
@@ -340,7 +380,7 @@ class Loop:
                     " decay.",
                     about="snr",
                 )
-        journal.write(self.step, self.seconds, values, self.step * self.config.batch / max(self.seconds, 1e-9))
+        journal.write(self.step, self.seconds, values, self.step * self.config.batch_size / max(self.seconds, 1e-9))
 
     def _agree(self, *flags: int) -> list[int]:
         """Return the largest of each flag over all ranks: clocks differ and a signal may reach only one of them, but

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from rich.console import Console
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
-from byov.train import Stopped, checkpoint
+from byov.train import Stopped, adapt, checkpoint
 from byov.train.config import flatten, to_dict
 from byov.train.fabric import agreed, make_fabric, together
 from byov.train.lock import locked
-from byov.train.loop import Loop, Task
+from byov.train.loop import ON_CPU, ON_GPU, Loop, Task
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -52,15 +53,23 @@ def _about(state: Any, kind: str, run: Path) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("kind") != kind or not isinstance(about.get("config"), dict):
         other = _COMMANDS.get(str(about.get("kind"))) if isinstance(about, dict) else None
         raise ValueError(f"{run} is not a run of {_COMMANDS[kind]}" + (f", but of {other}." if other else "."))
+    data, shape = about["config"].get("data"), about.get("shape")
+    if isinstance(data, dict) and str(data.get("name")).startswith("folder:") and isinstance(shape, list) and shape[1:]:
+        data["image_size"] = shape[1]  # older runs leave it open
     return about
 
 
 def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE) -> str:
     """Name the first setting, but for the `free` ones, in which a run's config differs from a recipe; "" if none.
 
-    A setting that the config lacks, since it is older, had its default.
+    A setting that the config lacks, since it is older, had its default. What the recipe leaves open is as the run has
+    it, and a GPU's compiled bf16 is on a CPU what `TrainConfig.on` makes of it.
     """
     before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
+    free = {*free, *(key for key, left_open in adapt.OPEN.items() if now.get(key, ...) == left_open)}
+    machine = ("train.compile", "train.precision")
+    if {tuple(of.get(key) for key in machine) for of in (before, now)} == {ON_GPU, ON_CPU}:
+        free |= {*machine}
     changed = (key for key in now if key not in free and now[key] != before.get(key))
     return next((f"{key} = {before.get(key)!r}, not {now[key]!r}" for key in changed), "")
 
@@ -70,26 +79,31 @@ def execute(
     recipe: Any,
     run: Path,
     resume: bool,
-    make: Callable[[ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
+    make: Callable[[Any, ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
     note: str = "",
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. A `note` is
-    printed when nothing was found to be wrong and training begins. With `resume` a run continues, or starts if there is
+    `make` gives the task for the recipe and the data, and what the checkpoint should say beyond them. The recipe is
+    fitted to the machine and the data (`train.adapt`) first. A `note` is printed when nothing was found to be wrong and
+    training begins. With `resume` a run continues, or starts if there is
     none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
     """
-    claim(run, kind, recipe, resume)  # before anything that takes long
+    if claim(run, kind, recipe, resume):  # before anything that takes long
+        recipe = adapt.as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
+    train, on_machine = adapt.to_machine(recipe.train)
+    recipe = replace(recipe, train=train)
     alone = not (dist.is_available() and dist.is_initialized())
     fabric = make_fabric(recipe.train)
     with together(fabric), ExitStack() as stack:
         with agreed(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
-            data = recipe.data.load()
-            task, more = make(data, fabric)
+            parts = fabric.world_size * train.accumulate
+            recipe, data, on_data = adapt.to_data(recipe, recipe.data.load(), parts)
+            task, more = make(recipe, data, fabric)
         about = {
             "kind": kind,
             "config": to_dict(recipe),
@@ -106,7 +120,7 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(*(f"warning: {warning}",) * bool(warning), *(note,) * bool(note))
+            _say(*(f"warning: {warning}",) * bool(warning), *filter(None, (on_machine, on_data, note)))
         finished = loop.fit()
         if loop.signal:
             raise Stopped(summary(loop, finished))
@@ -138,7 +152,7 @@ def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
 
 def summary(loop: Loop, finished: bool) -> str:
     """Describe in one line how a run ended."""
-    speed = loop.step * loop.config.batch / max(loop.seconds, 1e-9)
+    speed = loop.step * loop.config.batch_size / max(loop.seconds, 1e-9)
     why = signal.Signals(loop.signal).name if loop.signal else "its time limit"
     where = f"step {loop.step} of {loop.total}; continue with --resume"
     stopped = f"stopped {'by' if loop.signal else 'at'} {why} ({where})"

@@ -168,7 +168,7 @@ class Patches:
 
 def check_batch(net: nn.Module, name: str, train: TrainConfig, world: int) -> None:
     """Refuse a last batch of one example, of which BatchNorm has no statistics."""
-    share = train.batch // (world * train.accumulate)
+    share = train.batch_size // (world * train.accumulate)
     if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
         raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
 
@@ -195,7 +195,7 @@ def build(
     still = recipe.augment == "none"
     augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, data.mean, data.std)
     number = posterior.number(len(data), covered)
-    return Classifier(net, augment, number, posterior, recipe.train.batch)
+    return Classifier(net, augment, number, posterior, recipe.train.batch_size)
 
 
 def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
@@ -228,7 +228,7 @@ def _new_heads(net: nn.Module, factor: Factor) -> None:
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
 
-    def make(data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
+    def make(recipe: Supervised, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
         task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
         return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
 

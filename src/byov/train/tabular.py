@@ -23,7 +23,7 @@ from byov.models.registry import resolve
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
 from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
-from byov.train.loop import Place, TrainConfig
+from byov.train.loop import Place, Precision, TrainConfig
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
 from byov.train.supervised import Penalised, PenalisedTask, with_posterior
@@ -85,6 +85,8 @@ class TableTrain(TrainConfig):
 
     epochs: Count = 400
     batch: Count = 100
+    precision: Precision = "32-true"
+    compile: bool = False
     lr: Positive = 1e-2
     warmup: NonNegative = 0.0
 
@@ -167,13 +169,13 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
         net = synchronise(net, device)
     covered, net = with_posterior(net, recipe.posterior, pretrained=False)
     number = recipe.posterior.number(len(like), covered)
-    return Regressor(net, number, recipe.posterior, recipe.train.batch, targets, recipe.model.precision)
+    return Regressor(net, number, recipe.posterior, recipe.train.batch_size, targets, recipe.model.precision)
 
 
 def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
 
-    def make(data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
+    def make(recipe: Tabular, data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
         task = TableTask(recipe, data, fabric.world_size, fabric.device)
         names = {"columns": list(data.columns), "target": data.target} if data.columns else {}
         return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)], **names}
