@@ -97,15 +97,13 @@ def test_kept_runs_and_files_are_refused_before_anything_is_trained(
     (tmp_path / "mine" / "results.json").write_text("mine")
     (tmp_path / "runs" / "demo" / "byov").mkdir(parents=True)  # from byov demo --out runs/demo
     before = files(tmp_path)
+    count = "a whole number from 1 to 1,000,000,000 or 'auto'"
     for words, sentence in (
         (["--out", "file"], "file is a file, and the demo needs a folder."),
         (["--out", "file/below"], "file/below: Not a directory."),
         (["--out", "mine"], "mine holds a demo already (results.json): choose another --out."),
         ([], "runs/demo holds a demo already (byov): choose another --out."),
-        (
-            ["--out", "new", "--epochs", "0"],
-            "train.epochs is a whole number from 1 to 1,000,000,000 or 'auto', not '0'.",
-        ),
+        (["--out", "new", "--epochs", "0"], f"train.epochs is {count}, not '0'."),
     ):
         assert call("demo", *words) == (2, "", f"byov: {sentence}\n")
         assert files(tmp_path) == before

@@ -21,6 +21,7 @@ from byov.train.config import load_config, to_dict
 from byov.train.fabric import make_fabric, sees_gpu
 from byov.train.loop import ON_CPU, ON_GPU, TrainConfig
 from byov.train.run import claim, difference
+from byov.train.supervised import Supervised
 from byov.train.tabular import TableTrain
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -75,9 +76,9 @@ def test_fabric_takes_what_is_open() -> None:
 
 
 def test_the_recipes_of_cifar10_leave_it_open() -> None:
-    for path in RECIPES.glob("cifar10_*.toml"):
-        if not path.stem.endswith("train"):
-            assert machine(load_config(Pretrain, path).train) == ("auto", "auto"), path
+    for path in RECIPES.glob("cifar10_[rv]*.toml"):
+        kind: Any = Supervised if path.stem.endswith("train") else Pretrain
+        assert machine(load_config(kind, path).train) == ("auto", "auto"), path
 
 
 # The data

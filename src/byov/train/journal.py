@@ -128,8 +128,8 @@ class Journal:
         # The sum of SSL loss and KL may rise over a healthy run.
         names = [name for name in _SHOWN if name in values and not (name == "loss" and "ssl" in values)]
         shown = " ".join(f"{name} {values[name]:.4g}" for name in names)
-        said = f"{shown} · {speed:,.0f} images/s"
-        self.bar.update(self.row, completed=step, description=self._epoch(step), values=said)
+        shown += f" · {speed:,.0f} images/s"
+        self.bar.update(self.row, completed=step, description=self._epoch(step), values=shown)
 
     def _epoch(self, step: int) -> str:
         """Say in which epoch of how many a step is."""
