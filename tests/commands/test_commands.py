@@ -260,7 +260,7 @@ def test_probe_tells_bad_input_in_one_sentence(call: Any, run: Path, tmp_path: P
         ([tmp_path / "file"], "is not a byov checkpoint"),
         ([tmp_path / "pickle.pt"], "is not a byov checkpoint"),
         ([tmp_path / "broken"], "is truncated: it has"),
-        ([tmp_path / "train"], f"{tmp_path / 'train'} is not a"),
+        ([tmp_path / "train"], "is damaged: of its header, config is absent"),
         ([tmp_path / "other"], f"{tmp_path / 'other'} is not a"),
         ([tmp_path / "list"], f"{tmp_path / 'list'} is not a"),
         ([run, "--split", "validation"], "digits has the splits train, test"),
