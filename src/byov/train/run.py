@@ -17,9 +17,10 @@ from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, make_fabric, together
+from byov.train.fabric import agreed, aloud, make_fabric, together
 from byov.train.lock import locked
 from byov.train.loop import Loop, Task
+from byov.train.signals import Signals
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -84,8 +85,9 @@ def execute(
     """
     claim(run, kind, recipe, resume)  # before anything that takes long
     alone = not (dist.is_available() and dist.is_initialized())
-    fabric = make_fabric(recipe.train)
-    with together(fabric), ExitStack() as stack:
+    with Signals() as signals, ExitStack() as stack:
+        fabric = make_fabric(recipe.train)
+        stack.enter_context(together(fabric))
         with agreed(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             data = recipe.data.load()
@@ -107,12 +109,15 @@ def execute(
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
             _say(*(f"warning: {warning}",) * bool(warning), *(note,) * bool(note))
-        finished = loop.fit()
-        if loop.signal:
-            raise Stopped(summary(loop, finished))
+        with aloud(fabric):
+            finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(*(left_out,) * bool(left_out), summary(loop, finished))
+            _say(*(left_out,) * bool(left_out))
+        if loop.signal:
+            raise Stopped(summary(loop, finished))
+        if fabric.is_global_zero:
+            _say(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
             dist.barrier()
