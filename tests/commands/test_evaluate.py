@@ -234,9 +234,11 @@ def test_a_baseline_gives_corruption_errors(call, folder) -> None:
     [
         (["--data", "digit"], "did you mean digits"),
         (["--data", "npz:unlabelled.npz", "--split", "train"], "no labels"),
-        (["--data", "npz:empty.npz", "--split", "train"], "with N > 0"),
+        (["--data", "npz:empty.npz", "--split", "train"], "none of them 0"),
         (["--data", "digits", "--samples", "0"], "samples is at least 1"),
         (["--data", "digits", "--limit", "0"], "at least one image"),
+        (["--data", "digits", "--bins", "100000000000"], "bins lie between 1 and 100,000"),
+        (["--data", "digits", "--severities", "1-9999999999"], "Severities run from 1 to 5"),
         (["--data", "digits", "--split", "dev"], "splits train, test"),
         (["--data", "digits", "--severities", "0-5"], "1 to 5"),
         (["--data", "digits", "--shift", "fog"], "corruptions, not 'fog'"),

@@ -99,7 +99,7 @@ def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no layers\.jsonl"):
         layer_history(tmp_path)
     (tmp_path / "layers.jsonl").write_text("")
-    with pytest.raises(ValueError, match="is empty"):
+    with pytest.raises(ValueError, match="holds no record"):
         layer_history(tmp_path)
 
 

@@ -193,12 +193,14 @@ def recipe(rng: Random, here: Path, world: World) -> Case:
         known = rng.random() < 0.5
         file.write_bytes(broken if known else spoiled_bytes(text, rng))
         fast = ("--set", "train.minutes=1e-9")
-        return Case((words[0], file, *words[1:], *fast), (file.name, "There is no key", *KEYS), harmless=not known)
+        return Case(
+            (words[0], file, *words[1:], *fast), (file.name, "There is no key", "is a table", *KEYS), harmless=not known
+        )
     keys = {**KEYS, **(PRETRAIN if verb == "pretrain" else TRAIN)}
     key = rng.choice(sorted(keys))
     value = rng.choice(keys[key])
     family = ("--set", "posterior.family=emp") if key == "posterior.k" else ()
-    named = (key, key.rpartition(".")[2], value.strip('"') or "''", "nothing")
+    named = (key, key.rpartition(".")[2], value.strip('"') or "''", "nothing", "nowhere")
     if how < 0.6:
         return Case((*words, *family, "--set", f"{key}={value.strip(chr(34)) if rng.random() < 0.5 else value}"), named)
     table, _, last = key.rpartition(".")
@@ -271,6 +273,7 @@ def journal(rng: Random, here: Path, world: World) -> Case:
         words: tuple[object, ...] = ("train", "--run", folder, "--resume", *settings(world.recipes["train"]))
     else:
         words = tuple(folder if word == world.train else word for word in good(verb, here, world))
+        words += ("--no-compute",) if verb == "report" else ()
     return Case(words, (folder, "run/", "layers.jsonl", "log.jsonl"), harmless=True)
 
 

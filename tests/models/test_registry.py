@@ -176,3 +176,8 @@ def test_a_missing_module_is_named_and_a_users_own_error_is_not_hidden(beside: s
         models.encoder("python:no_such_module_here:net", 1, 8)
     with pytest.raises(ZeroDivisionError, match="mine"):
         models.encoder(f"python:{beside}:broken", 1, 8)
+
+
+def test_an_unknown_tag_of_timm_is_named() -> None:
+    with pytest.raises(ValueError, match="timm has no network 'resnet18"):
+        models.create("timm:resnet18.no_such_tag", 10)

@@ -16,6 +16,7 @@ from byov.cli import main
 from byov.reproduce import experiment as registry
 from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment, plain
 from byov.reproduce.papers import CAPTIONS, REASONS
+from byov.train import checkpoint
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -178,16 +179,22 @@ def test_a_finished_one_is_shown_again_and_not_overwritten(call: Call, calls: li
     assert calls == ["draws", "figure", "figure"]  # drawn again from the part that was kept
 
 
+CONFIG = {"data": {"name": "digits"}, "model": {}, "posterior": {"family": "none"}, "train": {"seed": 0}}
+
+
 def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -> None:
     calls.append("broken")
-    status, out, err = call("reproduce", "own/t*", "own/figure1", "own/table2", "--run", tmp_path)
+    about = {"kind": "train", "config": CONFIG, "shape": [1, 8], "class_names": ["0", "1"]}
+    about["data"] = {"digest": "0", "images": 1, "mean": [0.0], "std": [1.0]}
+    checkpoint.save(tmp_path / "mine" / "checkpoint.safetensors", {"recipe": about, "step": 1, "total": 1})
+    status, out, err = call("reproduce", "own/t*", "own/figure1", "own/table2", "--run", tmp_path / "mine")
     assert status == 2
     assert err == "byov: 1 of 3 could not be run: own/table1.\n"
     assert "own/table1 failed: The second part has no data." in out
     done = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
     assert done == ["figure1", "table2"]
     content = json.loads((tmp_path / "reproduced/own/table2/result.json").read_text())
-    assert content["data"]["runs"] == [tmp_path.name]
+    assert content["data"]["runs"] == ["mine"]
     assert not (tmp_path / "reproduced/own/table2/figure.png").exists()
 
 
@@ -201,8 +208,8 @@ def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -
         (["byov/figure1a*"], "Nothing that byov/figure1a* means can be reproduced"),
         (["own/figure1", "--scale", "huge"], "A scale is quick or full, not 'huge'."),
         (["own/figure1", "--device", "tpu9"], "There is no device 'tpu9' here."),
-        (["own/figure1", "--run", "nowhere"], "There is no run at nowhere."),
-        (["own/figure1", "--out", "file"], "file/own"),
+        (["own/figure1", "--run", "nowhere"], "There is no run at nowhere:"),
+        (["own/figure1", "--out", "file"], "file is a file: there can be no result.json below it."),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(

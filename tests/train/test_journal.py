@@ -140,7 +140,7 @@ def test_about_a_hundred_records_with_the_first_and_the_last(total: int) -> None
 def recipe(**train: Any) -> Pretrain:
     return Pretrain(
         model=EncoderConfig("convnet32", hidden=16, outputs=8),
-        posterior=GaussianConfig(beta_end=0.1),
+        posterior=GaussianConfig(log_var=-10.0, beta_end=0.1),
         train=TrainConfig(epochs=2, batch=128, warmup=1, accelerator="cpu", devices=1, **train),
     )
 

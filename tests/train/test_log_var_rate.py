@@ -11,7 +11,8 @@ import torch
 from byov.data import ImageSet
 from byov.posterior import log_var_rate
 from byov.train.config import load_config
-from byov.train.loop import Loop, make_fabric
+from byov.train.fabric import make_fabric
+from byov.train.loop import Loop
 from byov.train.supervised import Supervised, SupervisedTask
 
 

@@ -162,7 +162,7 @@ def test_a_shared_draw_is_held_over_a_step_and_equal_on_every_rank(tmp_path: Pat
         task = Watched(images())
         line = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
         task.module.net = byov.bayesianize(line, byov.Gaussian(-2.0), shared_draw=shared)  # type: ignore[assignment]
-        Loop(as_rank(rank), task, replace(CONFIG, lr=1e-9), tmp_path / str(rank), {}).fit()
+        Loop(as_rank(rank), task, replace(CONFIG, lr=1e-9, log_var_lr=1.0), tmp_path / str(rank), {}).fit()
         found.append(drawn)
     for steps in found:
         assert all(torch.equal(*twice) == shared for twice in steps)
@@ -361,7 +361,7 @@ def test_only_some_steps_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"log_var_lr": nan}, "train.log_var_lr is a number of at least 0, not nan"),
+        ({"log_var_lr": nan}, "train.log_var_lr is a number of at least 0 or none, not nan"),
         ({"epochs": 0}, "train.epochs is a whole number from 1 to 1,000,000,000, not 0"),
         ({"lr": 0.0}, "train.lr is a number above 0, not 0.0"),
         ({"lr_batch": 0}, "train.lr_batch is a whole number from 1"),

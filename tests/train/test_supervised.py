@@ -296,7 +296,9 @@ def test_augmentation_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
-    start(recipe("data.holdout=0.5", "data.holdout_seed=3", "train.minutes=1e-9"), tmp_path)
+    start(
+        recipe("data.holdout=0.5", "data.holdout_seed=3", "posterior.kl_scale=dataset", "train.minutes=1e-9"), tmp_path
+    )
     about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
     config = DataConfig(holdout=0.5, holdout_seed=3)
     kept, held, whole = config.load(), config.load("holdout"), load("digits", "train")
@@ -415,7 +417,7 @@ def test_a_run_is_trained_and_evaluated_from_the_command_line(
         assert sentence in capsys.readouterr().err
         assert files == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    words = ["evaluate", str(run), "--samples", "3", "--device", "cpu", "--out", str(out)]
+    words = ["evaluate", str(run), "--samples", "3", "--device", "cpu", "--out", str(out), "--trust"]
     assert call(monkeypatch, *words) == 0
     saved = json.loads(out.read_text())
     assert saved["protocol"]["data"]["name"] == "digits"  # the run says on what

@@ -263,7 +263,7 @@ def test_a_network_without_batchnorm_has_no_such_place() -> None:
 
 def test_only_the_family_asked_for_is_built() -> None:
     """A Gaussian has no components, and two are not asked of it."""
-    assert FamilyConfig(family="gaussian", k=1).rules() == byov.Gaussian(-10.0)
+    assert FamilyConfig(family="gaussian", k=1, log_var=-10.0).rules() == byov.Gaussian(-10.0)
     assert FamilyConfig(family="emp", p=2.0).rules() == byov.EMP(5)
     with pytest.raises(ValueError, match="EMP needs at least 2 components"):
         FamilyConfig(family="emp", k=1)

@@ -49,7 +49,8 @@ def parse_severities(text: str) -> tuple[int, ...]:
     try:
         for part in text.split(","):
             low, dash, high = part.partition("-")
-            found |= set(range(int(low), int(high if dash else low) + 1)) or {0}
+            levels = range(int(low), int(high if dash else low) + 1)
+            found |= set(levels[: len(SEVERITIES) + 1]) or {0}  # one too many are as wrong as a billion
     except ValueError:
         found = {0}
     if not found <= set(SEVERITIES):

@@ -31,6 +31,7 @@ KIND = "byov evaluate"
 FREE = {"model.name", "data.root", "conventions.ece_floor", "conventions.representation"}
 """What may differ between two protocols: names of places, where the digests agree; and what a score that older files
 lack stands for."""
+MOST_BINS = 100_000
 SCORES = {"*": (*REAL, type(None))}
 ROW = {"shift": str, "severity": int, "at_mean": SCORES, "under_draws?": SCORES}
 PROTOCOL = {
@@ -121,6 +122,8 @@ def evaluate_run(
         advance: told how far it is: what comes next, rows done, all rows.
     """
     check_whole(bins, "bins")
+    if bins > MOST_BINS:
+        raise ValueError(f"bins lie between 1 and {MOST_BINS:,}, not {bins}.")
     if out.is_dir():
         raise ValueError(f"{out} is a folder: --out takes the name of a file.")
     shifts, left_out = shifts_for(shift, run.images)

@@ -137,9 +137,14 @@ def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, 
 
 
 def _timm(name: str, classes: int, channels: int, image_size: int | None, pretrained: bool) -> nn.Module:
-    fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    size: dict[str, Any] = {"img_size": image_size} if image_size and fixed and fixed.fixed_input_size else {}
-    return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=channels, **size)
+    size: dict[str, Any] = {}
+    try:
+        fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        if image_size and fixed and fixed.fixed_input_size:
+            size = {"img_size": image_size}
+        return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=channels, **size)
+    except RuntimeError as error:  # an unknown tag, as in resnet18.nothing
+        raise ValueError(f"timm has no network {name!r}: {str(error).splitlines()[0]}") from error
 
 
 def _torchvision(name: str, classes: int, channels: int, image_size: int | None, pretrained: bool) -> nn.Module:

@@ -16,7 +16,7 @@ from statistics import stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from byov.files import write_json
+from byov.files import check_out, write_json
 from byov.runs import read_header
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def contexts(
     size = ("full" if device.startswith("cuda") else "quick") if scale is None else scale
     if size not in get_args(Scale):
         raise ValueError(f"A scale is quick or full, not {size!r}.")
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"--minutes is above 0, not {minutes}.")
+    if minutes is not None and not minutes >= 0:
+        raise ValueError(f"--minutes is at least 0, not {minutes}.")
     for path in runs:
         read_header(path)
     place, deadline = None if root is None else str(root), None if minutes is None else monotonic() + 60 * minutes
@@ -241,9 +241,10 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def check(experiment: Experiment, context: Context) -> None:
-    """Refuse a folder whose finished result was asked for otherwise."""
+    """Refuse a folder whose finished result was asked for otherwise, or that cannot be made."""
     before = finished(context.out)
     if before is None:
+        check_out(context.out / "result.json", force=True)
         return
     now = context.protocol()
     for key in ("scale", "seed", "runs"):

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
-from byov.posterior import Gaussian, kl_scale
+from byov.posterior import Gaussian
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
@@ -54,11 +54,15 @@ class GaussianConfig(ObjectiveConfig):
     """Or ρ = log σ² at the start, the same for every weight, as in the paper (−10)."""
     coverage: Coverage = "all"
     prior: PriorName = "normal"
-    beta_end: NonNegative = 0.3
-    kl_scale: Literal["dataset", "parameters", "none"] | float = "parameters"
+    beta_end: NonNegative = 0.1
 
     @property
-    def gaussian(self) -> Gaussian:
+    def gaussian(self) -> bool:
+        return self.family == "gaussian"
+
+    @property
+    def start(self) -> Gaussian:
+        """Return the posterior that a weight starts with."""
         return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
 
 
@@ -124,9 +128,9 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     posterior = recipe.posterior
     if posterior.family == "none":
         return BYOL(student, views, tau_base, tau_end)
-    rules = coverage(posterior.coverage, posterior.gaussian)
+    rules = coverage(posterior.coverage, posterior.start)
     covered = sum(layout.numel for _, layout in select(student, rules))
-    number = kl_scale(posterior.kl_scale, len(data), covered)
+    number = posterior.number(len(data), covered)
     prior = prior_by_name(posterior.prior, posterior.prior_std)
     return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
 
@@ -152,7 +156,7 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
         module = task.module
         about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
         if isinstance(module, BYOV) and fabric.is_global_zero:
-            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False)
+            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False, soft_wrap=True)
         return task, about
 
     return execute("pretrain", recipe, run, resume, make)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from byov.posterior import (
 from byov.posterior.objective import Schedule
 from byov.posterior.select import Rules
 from byov.train.batchnorm import gates
-from byov.train.config import LogVariance, NonNegative, Positive, Share, Sigma, check
+from byov.train.config import LogVariance, NonNegative, Positive, Range, Share, Sigma, check
 from byov.train.loop import Place
 
 Name = Literal["gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp"]
@@ -49,11 +49,24 @@ class ObjectiveConfig:
     beta_start: NonNegative = 0.0
     beta_end: NonNegative = 1.0
     beta_schedule: Schedule = "cosine"
-    kl_scale: Literal["dataset", "parameters", "none"] | float = "dataset"
+    kl_scale: Literal["auto", "dataset", "parameters", "none"] | float = "auto"
+    """N of β·KL/N. "auto": the data set's size, as in the ELBO; of a Gaussian the number of its weights where that is
+    larger, so that its noise costs β/2 of the loss at most, whatever the network and the data."""
     shared_draw: bool = False
 
     def __post_init__(self) -> None:
         check(self, "posterior")
+
+    @property
+    def gaussian(self) -> bool:
+        """Say if anything has a Gaussian posterior."""
+        return False
+
+    def number(self, dataset: int, weights: int) -> float:
+        """Return N for a data set of that size and so many weights with a posterior."""
+        if self.kl_scale == "auto":
+            return float(max(dataset, weights) if self.gaussian else dataset)
+        return objective.kl_scale(self.kl_scale, dataset, weights)
 
     def beta(self, place: Place) -> Tensor:
         """Return β at a step; a tensor, because a compiled graph would be made anew for every number."""
@@ -116,7 +129,7 @@ class FamilyConfig(ObjectiveConfig):
     log_var: LogVariance | None = None
     """Or ρ = log σ² at the start, the same for every weight."""
     p: float = 0.005
-    k: int = 5
+    k: Annotated[int, Range(0, 10_000)] = 5
     sigma: Sigma = 0.0
     start: Literal["auto", "copy", "reset"] = "auto"
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
@@ -161,6 +174,10 @@ class FamilyConfig(ObjectiveConfig):
         if self.apart is not None and not 0 <= self.apart < float("inf"):
             raise ValueError(f"posterior.apart is at least 0, not {self.apart}.")
         self.rules()  # the families refuse what they cannot be
+
+    @property
+    def gaussian(self) -> bool:
+        return "gaussian" in (self.family, self.output_family)
 
     @property
     def components(self) -> bool:

@@ -127,7 +127,7 @@ def execute(
 
 def _say(*lines: str) -> None:
     for line in lines:
-        Console(stderr=True).print(line, markup=False, highlight=False)  # a path may hold brackets
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)  # a path may hold brackets
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:

@@ -15,7 +15,7 @@ from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
 from byov.models.registry import resolve
-from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, kl_scale, output_layer
+from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
@@ -182,7 +182,7 @@ def build(
     covered, net = with_posterior(net, posterior, recipe.model.pretrained)
     still = recipe.augment == "none"
     augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, data.mean, data.std)
-    number = kl_scale(posterior.kl_scale, len(data), covered)
+    number = posterior.number(len(data), covered)
     return Classifier(net, augment, number, posterior, recipe.train.batch)
 
 

@@ -20,7 +20,6 @@ from byov.data.config import Like
 from byov.data.tables import Rows, Table, matched, table, training_rows, uci
 from byov.models import regression_mlp
 from byov.models.registry import resolve
-from byov.posterior import kl_scale
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
 from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
@@ -180,7 +179,7 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
     if world > 1:
         net = synchronise(net, device)
     covered, net = with_posterior(net, recipe.posterior, pretrained=False)
-    number = kl_scale(recipe.posterior.kl_scale, len(like), covered)
+    number = recipe.posterior.number(len(like), covered)
     return Regressor(net, number, recipe.posterior, recipe.train.batch, targets, recipe.model.precision)
 
 
