@@ -19,8 +19,8 @@ from torch import Generator
 import byov
 from byov.cli import main
 from byov.data import load
-from byov.runs import open_run
 from byov.posterior.random import stream
+from byov.runs import open_run
 from byov.ssl.pretrain import Pretrain
 from byov.ssl.pretrain import restore as restore_pretrained
 from byov.ssl.pretrain import start as start_pretraining

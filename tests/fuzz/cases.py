@@ -161,7 +161,7 @@ PRETRAIN = {
     "model.encoder": ('"resnet7"', '""', "1", '"timm:resnet18.no_such_tag"', '"python:nowhere_at_all:net"', '"a:b"'),
     "model.hidden": ("0", "-1", "10000000000", "1.5"),
     "model.outputs": ("0", "-1", "10000000000", '"x"'),
-    "views.mean": ("[0.5, 0.5]", "[nan]", "0.5"),
+    "views.mean": ("[0.5, 0.5]", "[nan]", "0.5, 0.5"),
     "views.crop": ("1",),
     "ssl.tau_base": ("nan", "2.0", "-1.0"),
     "ssl.tau_batch": ("-1", "nan"),
@@ -231,7 +231,9 @@ def checkpoint(rng: Random, here: Path, world: World) -> Case:
         "resume": ("pretrain" if kind == "pretrain" else "train", "--run", folder, "--resume",
                    *settings(world.recipes[kind])),
     }[verb]  # fmt: skip
-    return Case(words, (folder, file, "started with", "started on", "table.csv has changed"), harmless=True)
+    return Case(
+        words, (folder, file, "started with", "started on", "table.csv has changed", "The columns of"), harmless=True
+    )
 
 
 READERS = {

@@ -72,11 +72,11 @@ def execute(
     run: Path,
     resume: bool,
     make: Callable[[ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
-    note: str = "",
+    note: Callable[[Any], str] = lambda task: "",
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. A `note` is
+    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. The `note` on the task is
     printed when nothing was found to be wrong and training begins. With `resume` a run continues, or starts if there is
     none.
 
@@ -108,7 +108,7 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(*(f"warning: {warning}",) * bool(warning), *(note,) * bool(note))
+            _say(*(f"warning: {warning}",) * bool(warning), *filter(None, [note(task)]))
         with aloud(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()
