@@ -19,8 +19,8 @@ Generator = Callable[[Random, Path, World], Case]
 FEW = ("--samples", 2, "--fit-samples", 1, *CPU)
 BAD: dict[str, tuple[str, ...]] = {
     "--device": ("meta", "gpu", "cuda:99", "cpu:x", "", "xla", "privateuseone", "fpga", "cpu ", "META"),
-    "--samples": ("-1", "x", "1e3", "nan", "2.5"),
-    "--fit-samples": ("0", "-1", "x"),
+    "--samples": ("-1", "x", "1e3", "nan", "2.5", "9" * 20),
+    "--fit-samples": ("0", "-1", "x", "9" * 20),
     "--bins": ("0", "-3", "1.5", "100000000000", "x"),
     "--severities": ("0", "6", "9999999999", "1-9999999999", "5-1", "x", "1,,2", "", ",", "1-", "nan", "1e3"),
     "--shift": ("all", "Blur", "", "none,few"),

@@ -86,7 +86,7 @@ def test_neither_log_is_cut_where_the_other_is_none(tmp_path: Path) -> None:
     write(tmp_path, 0, range(1, 5))
     before = (tmp_path / "log.jsonl").read_bytes()
     (tmp_path / "layers.jsonl").write_text("my notes\n")
-    with pytest.raises(FileExistsError, match="layers.jsonl is not the log of a run"):
+    with pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"):
         write(tmp_path, 2, range(3, 5))
     assert (tmp_path / "log.jsonl").read_bytes() == before
 

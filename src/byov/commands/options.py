@@ -29,8 +29,13 @@ Channels = Annotated[
     int | None,
     typer.Option(help="Give the images 1 or 3 channels, likewise.", show_default=False, rich_help_panel=DATA),
 ]
-Samples = Annotated[int, typer.Option(help="Posterior draws to read under.", rich_help_panel=DRAWS)]
-FitSamples = Annotated[int, typer.Option(help="Posterior draws to fit a probe under.", rich_help_panel=DRAWS)]
+MOST_DRAWS = 10**6
+"""More would not end, nor tell more."""
+Samples = Annotated[int, typer.Option(max=MOST_DRAWS, help="Posterior draws to read under.", rich_help_panel=DRAWS)]
+FitSamples = Annotated[
+    int,
+    typer.Option(max=MOST_DRAWS, help="Posterior draws to fit a probe under.", rich_help_panel=DRAWS),
+]
 Temper = Annotated[
     bool,
     typer.Option("--temper", help="Fit a temperature for the probe, at μ and under draws.", rich_help_panel=DRAWS),

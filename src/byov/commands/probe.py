@@ -16,7 +16,10 @@ def command(
     split: options.Split = "test",
     root: options.Root = None,
     samples: Annotated[
-        int, typer.Option(help="Posterior draws to read under; 0: only at μ.", rich_help_panel=options.DRAWS)
+        int,
+        typer.Option(
+            max=options.MOST_DRAWS, help="Posterior draws to read under; 0: only at μ.", rich_help_panel=options.DRAWS
+        ),
     ] = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,

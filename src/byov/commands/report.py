@@ -18,7 +18,7 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    samples: Annotated[int, typer.Option(help="Posterior draws to read under.")] = 30,
+    samples: Annotated[int, typer.Option(max=10**6, help="Posterior draws to read under.")] = 30,
     shift: Annotated[str, typer.Option(help="few (5), augmentations (15), corruptions (15) or none.")] = "few",
     severities: Annotated[str, typer.Option(help="Of the shifts, such as 1-5 or 1,3,5.")] = "1,3,5",
     limit: Annotated[int, typer.Option(help="Read at most this many test images; 0: all of them.")] = 2000,

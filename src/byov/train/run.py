@@ -76,9 +76,9 @@ def execute(
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. The `note` on the task is
-    printed when nothing was found to be wrong and training begins. With `resume` a run continues, or starts if there is
-    none.
+    `make` gives the task for the data, and what the checkpoint should say beyond the recipe and the data. The `note` on
+    the task is printed when nothing was found to be wrong and training begins. With `resume` a run continues, or starts
+    if there is none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
