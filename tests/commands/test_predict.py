@@ -18,9 +18,13 @@ from torch import Generator
 import byov
 from byov.data import load
 from byov.posterior.random import stream
+from byov.runs import open_run
 from byov.ssl.pretrain import restore as restore_pretrained
 from byov.ssl.probe import Probe, ProbeSettings
-from byov.train.supervised import restore
+from byov.train.config import load_config
+from byov.train.supervised import Supervised, restore, start
+from byov.train.tabular import Tabular
+from byov.train.tabular import start as start_table
 
 NUMBERS = ["confidence", "std", "entropy", "expected_entropy", "mutual_information"]
 
@@ -37,6 +41,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Call = Callable[..., tuple[int, str, str]]
+SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +188,42 @@ def test_class_folders_have_labels_and_names_with_their_folder(call: Call, tmp_p
         assert says in err
         assert "Traceback" not in err
         assert (tmp_path / "predictions.csv").read_bytes() == before
+
+
+def test_images_that_are_not_square_are_read_as_they_were_trained_on(call: Call, tmp_path: Path) -> None:
+    """Without data.image_size that is as they are, with it as squares; evaluate and predict agree."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 12, 8), dtype=np.uint8)
+    parts = {f"{split}_{name}": part for split in ("train", "test") for name, part in
+             (("images", noise), ("labels", np.arange(40) % 2))}  # fmt: skip
+    np.savez(tmp_path / "set.npz", **parts)
+    name = f"npz:{tmp_path / 'set.npz'}"
+    for size, shape in (("none", (12, 8)), ("12", (12, 12))):
+        settings = [*SMALL, f"data.name={name}", f"data.image_size={size}", "train.batch=10"]
+        config = load_config(Supervised, None, [*settings, "model.name=convnet16", "posterior.family=none"])
+        assert start(config, tmp_path / size)
+        own = config.data.load("test").images
+        assert own.shape[2:] == shape
+        run = open_run(tmp_path / size)
+        assert torch.equal(run.images.images, own)
+        assert call("predict", tmp_path / size, name, "--out", f"{size}.csv")[0] == 0
+        expected = run.predictor(own.float() / 255).mean.max(1).values
+        found = [float(row["confidence"]) for row in rows(tmp_path / f"{size}.csv")]
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_link_that_was_planted_is_followed(runs: Path, call: Call, tmp_path: Path) -> None:
+    """Neither at the name itself, which leads nowhere yet, nor at the one that was once written first."""
+    (tmp_path / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i * i % 7},{i % 5}\n" for i in range(30)))
+    settings = [*SMALL, f"data.name=table:{tmp_path / 'rows.csv'}", "train.batch=8", "model.hidden=4"]
+    assert start_table(load_config(Tabular, None, settings), tmp_path / "table")
+    victim = tmp_path / "victim"
+    for out, model, data in (("d.csv", runs / "bbb", "digits"), ("d.npz", runs / "bbb", "digits"),
+                             ("t.csv", tmp_path / "table", "rows.csv")):  # fmt: skip
+        for name in (out, f".{out}.partial{Path(out).suffix}"):
+            (tmp_path / name).symlink_to(victim)
+        assert call("predict", model, data, "--samples", 2, "--out", out)[0] == 0
+        assert not victim.exists()
+        assert not (tmp_path / out).is_symlink()
 
 
 def test_a_tolerance_takes_fewer_draws_where_they_agree(runs: Path, call: Call, tmp_path: Path) -> None:

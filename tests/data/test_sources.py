@@ -2,6 +2,7 @@
 
 import lzma
 import re
+import tracemalloc
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from sklearn.datasets import load_digits
 
 from byov.data import FolderSet, ImageSet, cifar10h, data_root, load
 from byov.data.config import DataConfig
+from byov.data.sources import npz
 
 
 def in_memory(name: str, split: str = "train", root: Path | None = None, **options: int) -> ImageSet:
@@ -131,6 +133,36 @@ def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], split: str, sent
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(ValueError, match=sentence):
         load(f"npz:{tmp_path / 'own.npz'}", split)
+
+
+def test_few_bytes_that_stand_for_very_many_are_refused_before_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 MB of zeros in a few KB: more than the labels are of, or than there is memory for."""
+    zeros = bytes(100_000_000)
+    packed = {"codec": np.array("xz"), "image_shape": np.array([10, 10])}
+    blob = np.frombuffer(lzma.compress(zeros), np.uint8)
+    np.savez(tmp_path / "xz.npz", train_blob=blob, train_labels=np.zeros(50, int), **packed)
+    with pytest.raises(ValueError, match=r"xz.npz has train images .*: there are more bytes of pixels than the 5,000"):
+        npz(tmp_path / "xz.npz")
+    np.savez(tmp_path / "bare.npz", train_blob=blob, **packed)
+    np.savez_compressed(tmp_path / "zip.npz", train_images=np.frombuffer(zeros, np.uint8).reshape(-1, 10, 10))
+    assert len(npz(tmp_path / "bare.npz")) == len(npz(tmp_path / "zip.npz")) == 1_000_000
+    monkeypatch.setattr("byov.data.datasets.free_memory", lambda: 50_000_000)
+    for name, sentence in (("bare.npz", "what it holds would take"), ("zip.npz", "no readable array 'train_images'")):
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=rf"{name} has .*{sentence}.* in memory"):
+            npz(tmp_path / name)
+        assert tracemalloc.get_traced_memory()[1] < 90_000_000
+        tracemalloc.stop()
+
+
+def test_streams_of_xz_one_after_the_other_are_one_set(tmp_path: Path) -> None:
+    halves = [np.full((2, 3, 3), value, np.uint8) for value in (7, 9)]
+    content = b"".join(lzma.compress(half.tobytes()) for half in halves)
+    arrays = {"train_blob": np.frombuffer(content, np.uint8), "codec": np.array("xz"), "image_shape": np.array([3, 3])}
+    np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
+    assert np.array_equal(npz(tmp_path / "set.npz").images[:, 0].numpy(), np.concatenate(halves))
 
 
 def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:

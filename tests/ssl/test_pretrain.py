@@ -227,6 +227,9 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(tmp_path: Path, call: 
         (arguments(run, "model.encoder=python:nowhere_at_all:net"), "cannot be imported"),
         (arguments(run, "posterior.kl_scale=-1"), "kl_scale must be above 0"),
         (arguments(run, "data.name=digitz"), "digitz"),
+        (arguments(run, "views.mean=[0.5, 0.5]"), "views.mean has 2 numbers for images of 1 channels"),
+        (arguments(run, "model.encoder=a:b"), "unlike that of 'a:b'"),
+        (arguments(run, "model.hidden=1000000", "model.outputs=1000000"), "model.outputs = 1000000 would take 22,"),
         (["pretrain", tmp_path / "none.toml", "--run", run], "There is no recipe at"),
     ):
         status, _, error = call(*words)

@@ -156,6 +156,7 @@ def test_a_bad_override_gets_one_sentence(override: str, said: str) -> None:
         ("[train.probe]\nlayer = 1", "There is no key 'train.probe.layer'; the nearest is 'train.probe.layers'."),
         ("base = 5", "base names another recipe, it cannot be 5."),
         ("seed = ", "is not TOML"),
+        (f"seed = {'9' * 5000}", "r.toml is not TOML"),
     ],
 )
 def test_a_bad_file_gets_one_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -177,6 +178,9 @@ def test_a_deep_recipe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(f"seed = {'[' * 5000}{']' * 5000}")
     with pytest.raises(ValueError, match=r"r\.toml is (nested too deeply|not TOML)"):
         load_config(Recipe, tmp_path / "r.toml")
+    for override in (f"train={'{a=' * 3000}", f"train.betas={'[' * 3000}"):
+        with pytest.raises(ValueError, match=r"^train(\.betas)? is a (table|list)"):
+            load_config(Recipe, None, [override])
 
 
 @dataclass(frozen=True)

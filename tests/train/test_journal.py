@@ -85,6 +85,15 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_text() == "my notes\n"
 
 
+def test_neither_log_is_cut_where_the_other_is_none(tmp_path: Path) -> None:
+    write(tmp_path, 0, range(1, 5))
+    before = (tmp_path / "log.jsonl").read_bytes()
+    (tmp_path / "layers.jsonl").write_text("my notes\n")
+    with pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"):
+        write(tmp_path, 2, range(3, 5))
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+
+
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
     write(tmp_path, 0, range(1, 8))
     write(tmp_path, 4, range(5, 11))

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from byov.cli import main
+from byov.data.batches import epoch_order
 from byov.train import Stopped, checkpoint
 from byov.train.config import load_config, to_dict
 from byov.train.loop import TrainConfig
@@ -147,6 +149,9 @@ class Network(nn.Module):
 
 
 def network(classes: int) -> nn.Module:
+    """Build the network; BYOV_TEST_EARLY names a signal that comes meanwhile."""
+    if number := os.environ.get("BYOV_TEST_EARLY"):
+        os.kill(os.getpid(), int(number))
     return Network(classes)
 
 
@@ -195,6 +200,23 @@ def test_one_command_line_starts_stops_and_goes_on(
     assert equal(tmp_path / "run", tmp_path / "whole")
     log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert log == list(range(1, 9))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_signal_while_the_run_is_prepared_is_a_stop_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    command = [*words(tmp_path / "run"), "--resume"]
+    monkeypatch.setenv("BYOV_TEST_EARLY", str(int(number)))
+    assert call(monkeypatch, *command) == 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"stopped by {number.name} (step 0 of 8; continue with --resume)" in error
+    monkeypatch.delenv("BYOV_TEST_EARLY")
+    assert call(monkeypatch, *command) == 0
+    assert start(recipe(), tmp_path / "whole")
+    assert equal(tmp_path / "run", tmp_path / "whole")
+    layers = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert layers == list(range(1, 9))
 
 
 def test_a_stop_ends_what_trains_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +371,30 @@ def test_a_real_signal_ends_a_real_run(tmp_path: Path, number: signal.Signals) -
     assert f"stopped by {number.name}" in error
     step = checkpoint.peek(run / "checkpoint.safetensors")["step"]
     assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+
+
+@pytest.mark.slow
+def test_pictures_that_cannot_be_read_are_told_of_by_every_process(tmp_path: Path) -> None:
+    """Few of them once, at the end; more than may be by the process that met them, also where it is not the first."""
+    (tmp_path / "set").mkdir()
+    for label, number in ((label, number) for label in "ab" for number in range(60)):
+        (tmp_path / "set" / label).mkdir(exist_ok=True)
+        pixels = torch.randint(0, 256, (8, 8), dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(tmp_path / "set" / label / f"{number:02}.png")
+    names = [f"{label}/{number:02}.png" for label in "ab" for number in range(60)]
+    order = epoch_order(120, 0, 0, rank=1, world=2).tolist()
+    settings = (f"data.name=folder:{tmp_path / 'set'}", "data.image_size=8", "data.channels=1", "data.holdout=0")
+    settings = (*settings, "train.epochs=1", "train.batch=24", "train.workers=0")
+    (tmp_path / "set" / names[order[0]]).write_text("no picture")
+    process = launch(tmp_path / "few", *settings, processes=2)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert " ".join(error.split()).count("1 of the 120 images of folder:set cannot be read and were left out") == 1
+    (tmp_path / "set" / names[order[1]]).write_text("no picture")
+    process = launch(tmp_path / "many", *settings, processes=2)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert error.count("byov, process 1: 2 of the 120 images of folder:set cannot be read, over 1%") == 1
 
 
 @pytest.mark.slow

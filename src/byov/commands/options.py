@@ -31,9 +31,13 @@ Channels = Annotated[
         help="Give the images 1 or 3 channels, for a python: network.", show_default=False, rich_help_panel=DATA
     ),
 ]
-Samples = Annotated[int, typer.Option(help="Read under this many draws of the posterior.", rich_help_panel=DRAWS)]
+MOST_DRAWS = 10**6
+"""More would not end, nor tell more."""
+Samples = Annotated[
+    int, typer.Option(max=MOST_DRAWS, help="Read under this many draws of the posterior.", rich_help_panel=DRAWS)
+]
 FitSamples = Annotated[
-    int, typer.Option(help="Fit a probe under this many draws of the posterior.", rich_help_panel=DRAWS)
+    int, typer.Option(max=MOST_DRAWS, help="Fit a probe under this many draws of the posterior.", rich_help_panel=DRAWS)
 ]
 Temper = Annotated[
     bool,

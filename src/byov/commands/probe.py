@@ -18,7 +18,9 @@ def command(
     samples: Annotated[
         int,
         typer.Option(
-            help="Read under this many draws of the posterior; 0 reads only at μ.", rich_help_panel=options.DRAWS
+            max=options.MOST_DRAWS,
+            help="Read under this many draws of the posterior; 0 reads only at μ.",
+            rich_help_panel=options.DRAWS,
         ),
     ] = 30,
     fit_samples: options.FitSamples = 8,

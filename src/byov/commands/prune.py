@@ -114,7 +114,7 @@ def command(
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
     if groups and rounds:
         raise ValueError("Rounds of fine-tuning prune single weights: leave out --groups or --rounds.")
-    opened, by = open_run(run, reading), by or "snr"
+    opened, by = open_run(run, reading), "snr" if by is None else by
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))

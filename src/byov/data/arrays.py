@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from byov.data.datasets import check_memory
 from byov.data.printable import reason
 
 
@@ -29,6 +30,8 @@ class Arrays:
         if name not in self.names:
             raise ValueError(f"{self.path} has no array {name!r}; it has the arrays {', '.join(sorted(self.names))}.")
         with self.told(f"has no readable array {name!r}"):
+            stored = next((m for m in self._file.zip.infolist() if m.filename in (name, f"{name}.npy")), None)
+            check_memory(stored.file_size if stored else 0, "it")  # which a few bytes may stand for
             array = self._file[name]
         if not isinstance(array, np.ndarray):  # numpy hands out the bytes of other members
             raise ValueError(f"{self.path}: {name!r} is no array.")

@@ -178,13 +178,20 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else -1
 
 
+def free_memory() -> int | None:
+    """Return how many bytes may still be taken, what the system would give back of its caches included."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def check_memory(size: int, what: str, advice: str = "") -> None:
     """Refuse what would take more bytes than are free; where the system does not say, that is nothing."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return
-    if size > free:
+    if (free := free_memory()) is not None and size > free:
         gib = f"{size / 2**30:,.0f} GiB in memory, where {free / 2**30:,.0f} are free"
         raise ValueError(f"{what} would take {gib}{advice}.")
 

@@ -12,21 +12,37 @@ from byov.data.datasets import FolderSet, ImageSet, check_memory
 from byov.data.sources import load
 
 
+def sized(
+    name: str,
+    split: str,
+    root: str | Path | None = None,
+    channels: int | None = None,
+    image_size: int | None = None,
+    native: bool = False,
+) -> ImageSet | FolderSet:
+    """Load a split, its images square with `image_size` pixels a side.
+
+    With `native`, for a network that was trained on images as they are, those whose longer side has that many already
+    stay as they are too.
+    """
+    data = load(name, split, root, channels=channels, image_size=None if native else image_size)
+    return data if image_size in (None, data.image_size) else data.resized(image_size)
+
+
 def labelled(
     name: str,
     split: str,
     root: str | Path | None = None,
     channels: int | None = None,
     image_size: int | None = None,
+    native: bool = False,
     limit: int | None = None,
     seed: int = 0,
 ) -> ImageSet:
     """Load a split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
     if limit is not None and limit < 1:
         raise ValueError(f"An evaluation needs at least one image, not a limit of {limit}.")
-    data = load(name, split, root, channels=channels)
-    if image_size is not None and image_size != data.image_size:
-        data = data.resized(image_size)
+    data = sized(name, split, root, channels, image_size, native)
     if limit is not None and limit < len(data):
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         data = data.subset(order[:limit].sort().values)

@@ -11,6 +11,7 @@ The folder is `root`, else the environment's BYOV_DATA, else ~/.cache/byov.
 import difflib
 import io
 import lzma
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from byov.data.arrays import Arrays
-from byov.data.datasets import FolderSet, ImageSet, holdout
+from byov.data.datasets import FolderSet, ImageSet, check_memory, holdout
 from byov.data.printable import printable
 
 TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
@@ -183,13 +184,31 @@ def _unpack(file: Arrays, split: str) -> np.ndarray:
     with file.told(f"has {split} images that cannot be unpacked"):
         height, width, *rest = map(int, shape)
         if offsets is None:
-            return np.frombuffer(lzma.decompress(blob.tobytes()), np.uint8).reshape(-1, height, width, *rest)
+            count = len(file[f"{split}_labels"]) if f"{split}_labels" in file else None
+            pixels = _decompressed(blob.tobytes(), None if count is None else count * math.prod((height, width, *rest)))
+            return np.frombuffer(pixels, np.uint8).reshape(-1, height, width, *rest)
         tiles = []
         for start, stop in pairwise(offsets):
             with Image.open(io.BytesIO(blob[start:stop].tobytes())) as sheet:
                 rows = np.asarray(sheet.convert("RGB")).reshape(-1, height, columns, width, 3)
             tiles.append(rows.transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3))
         return np.concatenate(tiles)
+
+
+def _decompressed(content: bytes, size: int | None) -> bytes:
+    """Decompress xz: as many bytes as `size` says, or as there is memory for; few bytes may stand for very many."""
+    stream, parts, found = lzma.LZMADecompressor(), [], 0
+    while not (stream.eof and not content):
+        if stream.eof:  # a file may hold several streams
+            stream = lzma.LZMADecompressor()
+        parts.append(stream.decompress(content, 1 << 24))
+        content, found = stream.unused_data, found + len(parts[-1])
+        if size is not None and found > size:
+            raise ValueError(f"there are more bytes of pixels than the {size:,} that its labels are of")
+        check_memory(2 * found, "what it holds")
+        if not parts[-1] and not stream.eof and stream.needs_input:
+            raise ValueError("Compressed data ended too early")
+    return b"".join(parts)
 
 
 def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byov.data import Batches, FolderSet, ImageSet, load
+from byov.data import Batches, FolderSet, ImageSet
+from byov.data.labelled import sized
 from byov.data.printable import printable, reason
 from byov.data.sources import SPLIT_FOLDERS
-from byov.files import check_out
+from byov.files import check_out, replacing
 from byov.prediction import Prediction
 from byov.runs import Run
 
@@ -63,16 +64,21 @@ def check_file(path: Path, force: bool) -> None:
 
 
 def find_images(
-    data: str, split: str | None, root: str | Path | None, channels: int | None, image_size: int | None
+    data: str,
+    split: str | None,
+    root: str | Path | None,
+    channels: int | None,
+    image_size: int | None,
+    native: bool = False,
 ) -> tuple[ImageSet | FolderSet, Path | None]:
     """Load images, labelled or not, and return the folder that their files' names are relative to."""
     path = Path(data.removeprefix("folder:")).expanduser()
     if data.startswith("folder:") or (path.is_dir() and ":" not in data):
         splits = any((path / part).is_dir() for parts in SPLIT_FOLDERS.values() for part in parts)
         split = split or ("test" if splits else "train")
-        return load(f"folder:{path}", split, image_size=image_size, channels=channels), path
+        return sized(f"folder:{path}", split, None, channels, image_size, native), path
     name = f"npz:{data}" if data.endswith(".npz") and not data.startswith("npz:") else data
-    return load(name, split or "test", root, image_size=image_size, channels=channels), None
+    return sized(name, split or "test", root, channels, image_size, native), None
 
 
 def predict_all(
@@ -159,31 +165,24 @@ def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
     A file that could not be read has a row of its own in the .csv, at its place and empty but for its name; the .npz
     has their names under "unreadable" and nothing else of them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial{path.suffix}")
-    try:
+    with replacing(path) as fresh:
         if path.suffix == ".csv":
-            with partial.open("w", newline="", encoding="utf-8") as file:
+            with fresh.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows(_lines(found))
-        else:
-            arrays: dict[str, Any] = {
-                "input": np.array(found.inputs),
-                "probabilities": found.probabilities,
-                "probabilities_std": found.spread,
-                "class_names": np.array(found.class_names),
-                "protocol": np.array(json.dumps(protocol, ensure_ascii=False)),
-                **found.columns,
-                **({} if found.labels is None else {"label": found.labels}),
-                **(
-                    {"unreadable": np.array([name for name, _ in found.unreadable.values()])}
-                    if found.unreadable
-                    else {}
-                ),
-            }
-            np.savez_compressed(partial, **arrays)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+            return
+        arrays: dict[str, Any] = {
+            "input": np.array(found.inputs),
+            "probabilities": found.probabilities,
+            "probabilities_std": found.spread,
+            "class_names": np.array(found.class_names),
+            "protocol": np.array(json.dumps(protocol, ensure_ascii=False)),
+            **found.columns,
+        }
+        if found.labels is not None:
+            arrays["label"] = found.labels
+        if found.unreadable:
+            arrays["unreadable"] = np.array([name for name, _ in found.unreadable.values()])
+        np.savez_compressed(fresh, **arrays)
 
 
 def _lines(found: Predictions) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from byov.data.config import Like
 from byov.data.tables import Scale, features
-from byov.files import check_out, write_json
+from byov.files import check_out, replacing, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
 from byov.prediction import predict
@@ -129,8 +129,7 @@ def predict_run(
     if not found.std.isfinite().all():
         raise ValueError(f"The predictions of {data} are not finite for some of the rows.")
     columns = (found.mean[:, 0].tolist(), found.std[:, 0].tolist(), found.spread[:, 0].tolist())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="", encoding="utf-8") as file:
+    with replacing(out) as fresh, fresh.open("w", newline="", encoding="utf-8") as file:
         write = csv.writer(file)
         write.writerow(["row", "mean", "std", "epistemic_std"])
         write.writerows(zip(range(1, 1 + len(columns[0])), *columns, strict=True))

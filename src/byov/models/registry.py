@@ -64,7 +64,7 @@ def create(
         raise ValueError(f"classes={classes}, channels={channels}, image_size={image_size} is not a network's shape.")
     library, _, bare = name.rpartition(":")
     if library not in ("", "timm", "torchvision"):
-        raise ValueError(f"The prefix of a network's name is 'timm:' or 'torchvision:', not {library + ':'!r}.")
+        raise ValueError(f"The prefix of a network's name is 'timm:' or 'torchvision:', unlike that of {name!r}.")
     own = OWN.get(bare) or _pyramidnet(bare)
     if not library and own is not None:
         if pretrained:

@@ -126,7 +126,7 @@ def _corruption_errors(run: Run, how: dict[str, Any], seed: int) -> dict[str, li
 
 @lru_cache(maxsize=1)
 def corrupted(
-    name: str, root: str | None, shape: tuple[int | None, int | None], limit: int, device: str
+    name: str, root: str | None, shape: tuple[int | None, int | None, bool], limit: int, device: str
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
     """Return the corrupted test images, made once for all networks, as those of `byov evaluate` with seed 0."""
     data = labelled(name, "test", root, *shape, limit=limit)

@@ -110,7 +110,8 @@ class Run:
             raise ValueError(
                 f"The run takes images of {channels} channels and {size} pixels: leave out --channels and --image-size."
             )
-        self.shape: tuple[int | None, int | None] = (channels, size)
+        native = header is not None and header.config["data"].get("image_size") is None
+        self.shape: tuple[int | None, int | None, bool] = (channels, size, native)
         self.data: str | None = reading.data
 
     # The network

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
-from rich.console import Console
 from torch import Generator, Tensor, nn
 
 from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
+from byov.data.datasets import check_memory
 from byov.posterior import Gaussian
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
@@ -118,6 +118,9 @@ class PretrainTask:
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> BYOL:
     """Build the module that a recipe describes, for images like `data`."""
     encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
+    heads = recipe.model.hidden * (features + 3 * recipe.model.outputs)
+    name = f"model.hidden = {recipe.model.hidden} with model.outputs = {recipe.model.outputs}"
+    check_memory(2 * 4 * heads, name)  # the teacher has them too
     student = Student(encoder, features, recipe.model.hidden, recipe.model.outputs)
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
@@ -155,11 +158,12 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
         module = task.module
         about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
-        if isinstance(module, BYOV) and fabric.is_global_zero:
-            Console(stderr=True).print(noise_cost(module, recipe.posterior.beta_end), highlight=False, soft_wrap=True)
         return task, about
 
-    return execute("pretrain", recipe, run, resume, make)
+    def note(task: PretrainTask) -> str:
+        return noise_cost(task.module, recipe.posterior.beta_end) if isinstance(task.module, BYOV) else ""
+
+    return execute("pretrain", recipe, run, resume, make, note)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretrain]:

@@ -146,7 +146,7 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
         raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of TOML, UTF-8, or Python's limit on the digits of a number
         raise ValueError(f"{path} is not TOML: {error}.") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply for a recipe.") from None
@@ -321,5 +321,5 @@ def _toml(text: str) -> Any:
     """Read a text as a TOML value; None if it is none."""
     try:
         return tomllib.loads(f"it = {text}")["it"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 
 from byov.train.loop import TrainConfig
 
@@ -36,6 +37,8 @@ def make_fabric(config: TrainConfig) -> Fabric:
     strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
     if config.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ValueError(f"train.accelerator={config.accelerator}, but torch sees no GPU here: leave it at auto.")
+    if processes is None:
+        _check_counts(config)
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
@@ -57,6 +60,16 @@ def make_fabric(config: TrainConfig) -> Fabric:
     return fabric
 
 
+def _check_counts(config: TrainConfig) -> None:
+    """Refuse more processes than there can be use for, or nodes that nobody has started."""
+    on_cpu = config.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    most = max(8, 2 * (os.cpu_count() or 1))
+    if on_cpu and isinstance(config.devices, int) and config.devices > most:
+        raise ValueError(f"train.devices={config.devices} is that many processes on the CPU: here at most {most}.")
+    if config.nodes > 1 and not {"MASTER_ADDR", "SLURM_NTASKS"} & set(os.environ):
+        raise ValueError(f"train.nodes={config.nodes} is for runs that torchrun or srun starts on each of the nodes.")
+
+
 @contextmanager
 def agreed(fabric: Fabric) -> Iterator[None]:
     """Raise on every process what was wrong on one of them: no other waits for it, and the first can say it."""
@@ -74,6 +87,18 @@ def agreed(fabric: Fabric) -> Iterator[None]:
         raise own
     if sentence := next((each for each in said if each), None):
         raise ValueError(sentence) from own
+
+
+@contextmanager
+def aloud(fabric: Fabric) -> Iterator[None]:
+    """Print what went wrong on a process other than the first, which would only learn that it has ended."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        if not fabric.is_global_zero:
+            said = f"byov, process {fabric.global_rank}: {error}"
+            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 @contextmanager

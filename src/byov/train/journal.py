@@ -62,8 +62,11 @@ class Journal:
         if not self.active:
             return self
         self.run.mkdir(parents=True, exist_ok=True)
-        for name in ("log.jsonl", "layers.jsonl"):
-            _cut(self.run / name, self.step)
+        logs = [self.run / name for name in ("log.jsonl", "layers.jsonl")]
+        for path in logs:  # both, before either is cut
+            _check(path)
+        for path in logs:
+            _cut(path, self.step)
         self.file = (self.run / "log.jsonl").open("ab", buffering=0)
         self._hook, threading.excepthook = threading.excepthook, self._of_board
         try:
@@ -188,6 +191,15 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
+def _check(path: Path) -> None:
+    """Refuse a file that is not ours to cut or to continue."""
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(len(_START))
+        if not _START.startswith(start):
+            raise FileExistsError(f"{path} is not the log of a run: choose another --run, or move that file away.")
+
+
 def _cut(path: Path, step: int) -> None:
     """Cut a log off after what was written up to a step; a run that starts anew starts with nothing.
 
@@ -196,8 +208,6 @@ def _cut(path: Path, step: int) -> None:
     if not path.exists():
         return
     content = path.read_bytes()
-    if not content.startswith(_START[: len(content)]):
-        raise FileExistsError(f"{path} is not the log of a run: choose another --run, or move that file away.")
     end = place = 0
     for line in content.splitlines(keepends=True) if step else ():
         place += len(line)

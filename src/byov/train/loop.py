@@ -268,10 +268,13 @@ class Loop:
 
     # Training
 
-    def fit(self) -> bool:
-        """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached."""
+    def fit(self, signals: Signals | None = None) -> bool:
+        """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached.
+
+        `signals` are those noted since before the training, by a caller who keeps the handlers.
+        """
         self.task.module.train()
-        with Signals() as signals:
+        with Signals() if signals is None else nullcontext(signals) as signals:
             where, first = (self.run, self.step, self.total, self.steps_per_epoch), self.fabric.is_global_zero
             with Journal(*where, first, compiled=self.config.compile is True) as journal:
                 if self.step == 0:
@@ -284,6 +287,9 @@ class Loop:
         config, before, started = self.config, self.seconds, monotonic()
         deadline = started + 60 * config.minutes if config.minutes else float("inf")
         saved = started
+        (self.signal,) = self._agree(signals.caught)
+        if self.signal:
+            return
         for parts in self._groups():
             out = self._optimize(parts)
             self.step += 1
@@ -359,9 +365,10 @@ class Loop:
     def _report(self, journal: Journal, out: Any) -> None:
         values = {name: float(value.detach()) for name, value in out._asdict().items()}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        if not isfinite(values["loss"]):
+        if self._agree(not isfinite(values["loss"]))[0]:  # on any of the processes: all end, and the first says so
             journal.write(self.step, self.seconds, values)
-            raise Diverged(f"The loss is {values['loss']} at step {self.step}. {_ADVICE}")
+            lost = f"{values['loss']}" if not isfinite(values["loss"]) else "not finite on another process"
+            raise Diverged(f"The loss is {lost} at step {self.step}. {_ADVICE}")
         if "spread" in values and values["spread"] < 0.1 and self.step > self.steps_per_epoch:
             journal.alarm(
                 self.step,

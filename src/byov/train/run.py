@@ -18,9 +18,10 @@ from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, adapt, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, make_fabric, together
+from byov.train.fabric import agreed, aloud, make_fabric, together
 from byov.train.lock import locked
 from byov.train.loop import ON_CPU, ON_GPU, Loop, Task
+from byov.train.signals import Signals
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -80,14 +81,13 @@ def execute(
     run: Path,
     resume: bool,
     make: Callable[[Any, ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
-    note: str = "",
+    note: Callable[[Any], str] = lambda task: "",
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
     `make` gives the task for the recipe and the data, and what the checkpoint should say beyond them. The recipe is
-    fitted to the machine and the data (`train.adapt`) first. A `note` is printed when nothing was found to be wrong and
-    training begins. With `resume` a run continues, or starts if there is
-    none.
+    fitted to the machine and the data (`train.adapt`) first. The `note` on the task is printed when nothing was found
+    to be wrong and training begins. With `resume` a run continues, or starts if there is none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
@@ -97,8 +97,9 @@ def execute(
     train, on_machine = adapt.to_machine(recipe.train)
     recipe = replace(recipe, train=train)
     alone = not (dist.is_available() and dist.is_initialized())
-    fabric = make_fabric(recipe.train)
-    with together(fabric), ExitStack() as stack:
+    with Signals() as signals, ExitStack() as stack:
+        fabric = make_fabric(recipe.train)
+        stack.enter_context(together(fabric))
         with agreed(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             parts = fabric.world_size * train.accumulate
@@ -120,13 +121,17 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(*(f"warning: {warning}",) * bool(warning), *filter(None, (on_machine, on_data, note)))
-        finished = loop.fit()
-        if loop.signal:
-            raise Stopped(summary(loop, finished))
+            said = filter(None, (on_machine, on_data, note(task)))
+            _say(*(f"warning: {warning}",) * bool(warning), *said)
+        with aloud(fabric):
+            finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(*(left_out,) * bool(left_out), summary(loop, finished))
+            _say(*(left_out,) * bool(left_out))
+        if loop.signal:
+            raise Stopped(summary(loop, finished))
+        if fabric.is_global_zero:
+            _say(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
             dist.barrier()

@@ -232,7 +232,7 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
         task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
         return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
 
-    return execute("train", recipe, run, resume, make, recipe.posterior.note())
+    return execute("train", recipe, run, resume, make, lambda task: recipe.posterior.note())
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:

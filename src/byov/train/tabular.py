@@ -180,7 +180,7 @@ def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
         names = {"columns": list(data.columns), "target": data.target} if data.columns else {}
         return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)], **names}
 
-    return execute("table", recipe, run, resume, make, recipe.posterior.note())  # type: ignore[arg-type]
+    return execute("table", recipe, run, resume, make, lambda task: recipe.posterior.note())  # type: ignore[arg-type]
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
