@@ -29,7 +29,11 @@ from byov.pruning import prune
 
 __version__ = "0.1.0"
 
-_LATER = {"features": "byov.ssl.features", "representation_uncertainty": "byov.evaluation.representation"}
+_LATER = {
+    "check": "byov.evaluation.check",
+    "features": "byov.ssl.features",
+    "representation_uncertainty": "byov.evaluation.representation",
+}
 """Names whose modules need timm and torchvision: imported when asked for, so that `import byov` stays light."""
 
 _PARTS = ("data", "evaluation", "metrics", "models", "overhead", "pruning", "runs", "ssl", "train")
@@ -60,6 +64,7 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "check",
     "elbo",
     "features",
     "hold_apart",
