@@ -35,6 +35,7 @@ __version__ = "0.1.0"
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
     "prune": "byov.pruning",
+    "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
     "representation_uncertainty": "byov.evaluation.representation",
 }
@@ -86,6 +87,7 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
+    "check",
     "elbo",
     "features",
     "hold_apart",

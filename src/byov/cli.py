@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from byov import __version__
+from byov.commands.console import first_process
 from byov.train import Diverged, Stopped
 
 VERBS = [
@@ -66,7 +66,7 @@ def main() -> None:
         _tell(error)
         sys.exit(1)
     except Stopped as stop:
-        if _first():
+        if first_process():
             Console(stderr=True).print(str(stop), markup=False, highlight=False, soft_wrap=True)
         sys.exit(0)
     except KeyboardInterrupt:
@@ -74,15 +74,9 @@ def main() -> None:
         sys.exit(130)
 
 
-def _first() -> bool:
-    """Say if this is the first of the processes of a run, which speaks for all, or the only one."""
-    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")  # by torchrun; Slurm, Fabric
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
 def _tell(error: Exception) -> None:
     """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
-    if not _first():
+    if not first_process():
         return
     sentence = str(error)
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,12 @@ def show(*things: Any, width: int = WIDTH) -> None:
             console.print(thing, markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(thing)
+
+
+def first_process() -> bool:
+    """Tell if this is the first of the processes of a run, which speaks for all, or the only one."""
+    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")  # by torchrun; Slurm, Fabric
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 @contextmanager

@@ -24,9 +24,15 @@ def command(
 ) -> None:
     """Pretrain BYOL or BYOV (posterior.family = "none" or "gaussian") on images without labels.
 
+    It ends with the nearest neighbours' score of at most 2,000 images, where there are labels.
+
     Example: byov pretrain recipes/digits_byov.toml --run runs/byov --set train.epochs=20
     """
+    from byov.commands.console import first_process, show
     from byov.ssl.pretrain import Pretrain, start
     from byov.train.config import load_config
 
-    start(load_config(Pretrain, recipe, set_ or []), run, resume)
+    if start(load_config(Pretrain, recipe, set_ or []), run, resume) and first_process():
+        from byov.evaluation.final import pretrain_lines
+
+        show(*pretrain_lines(run))

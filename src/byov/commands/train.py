@@ -20,13 +20,18 @@ def command(
 
     On images a classifier; on a table of numbers, data.name = table:FILE or uci:NAME, a regression.
 
+    It ends with the scores of at most 2,000 test images, or held-out ones, at μ and under draws.
+
     Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
     """
+    from byov.commands.console import first_process, show
     from byov.train import supervised, tabular
     from byov.train.config import load_config, value_of
 
     changes = set_ or []
     if str(value_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
         tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
-    else:
-        supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume)
+    elif supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume) and first_process():
+        from byov.evaluation.final import train_lines
+
+        show(*train_lines(run))

@@ -1,0 +1,309 @@
+"""byov.check: is the posterior doing anything? In numbers, and in a sentence for each thing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, exp, log
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from byov.evaluation.scores import headline
+from byov.posterior import BayesianModule, Gaussian
+from byov.posterior.family import precise
+from byov.posterior.module import lock_of
+from byov.prediction import Serving
+from byov.prediction.inputs import Batch, call, device_of, first_of, ready, unwrap
+from byov.prediction.resident import evaluating
+from byov.prediction.result import entropy
+from byov.runs.run import NO_NETWORK, started_anew
+from byov.train.loop import WIDE
+
+MOVED = log(1.25)
+"""The median |log σ − log σ₀| from which σ has moved. Adam at 1e-3 carries log σ by 0.05 in a hundred steps; where σ
+learns, its own noise alone carries it by a third or more."""
+DIFFER = 0.02
+"""The share of the entropy that has to be mutual information: the rest is what one network could say as well."""
+FAR = 0.05
+"""How much lower the accuracy at μ may be than under draws."""
+POINT, NATS = 0.001, 0.01
+"""The last digit of an accuracy and of an NLL that count; fewer do where so few inputs do not give as many."""
+RESAMPLED = 40
+"""How often the draws are drawn again from themselves, for the errors of what they say together."""
+LAYER_SCALE = log(2.0)
+"""How far a layer's own scale may have moved since `Gaussian(relative=…)` took it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `byov.check` found. Printed, it is a line or two of numbers, and a line for each of `sentences`.
+
+    Attributes:
+        inputs: how many were read.
+        samples: the number of draws.
+        moved: the median |log σ − log σ₀| of the Gaussians; None where there are none.
+        snr: the median |μ|/σ of all weights that vary.
+        entropy: of the mean over draws, in nats, averaged over the inputs.
+        mutual_information: the part of it that the draws' differences are, in nats.
+        at_mean: with labels, `top1`, `nll` and `ece` at μ.
+        under_draws: the same under draws.
+        error: the Monte-Carlo standard error of `top1` and `nll` under draws, by the bootstrap over draws.
+        sentences: what is not as it should be; empty where nothing is.
+    """
+
+    inputs: int
+    samples: int
+    moved: float | None
+    snr: float
+    entropy: float
+    mutual_information: float
+    at_mean: dict[str, float] | None
+    under_draws: dict[str, float] | None
+    error: dict[str, float] | None
+    sentences: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """The mutual information as a share of the entropy."""
+        return self.mutual_information / max(self.entropy, 1e-12)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.at_mean is not None and self.under_draws is not None:
+            draws = f"under {self.samples} draws"
+            lines.append(f"{self.inputs:,} inputs: at μ {written(self.at_mean)}; {draws} {written(self.under_draws)}")
+        moved = "" if self.moved is None else f"; |log σ − log σ₀| {self.moved:.2f}"
+        share = f"{self.mutual_information:.2g} nats ({100 * self.share:.1f} % of the entropy)"
+        lines.append(f"mutual information {share}; median |μ|/σ {self.snr:.3g}{moved}")
+        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.sentences)])
+
+
+def written(scores: Mapping[str, float]) -> str:
+    """Write accuracy, NLL and ECE with the digits that they are checked for."""
+    return f"accuracy {100 * scores['top1']:.1f} %, NLL {scores['nll']:.3f}, ECE {100 * scores['ece']:.1f} %"
+
+
+def check(
+    model: nn.Module,
+    loader_or_x: Any,
+    y: Tensor | None = None,
+    samples: int = 20,
+    generator: Generator | None = None,
+) -> Check:
+    """Tell whether a classifier's posterior is doing anything: `print(byov.check(model, x, y))`.
+
+    It gives numbers, and sentences where σ has not moved, draws hardly differ, the posterior is wide, the draws are too
+    few for the digits shown, or the mean is no network. The model is left as it was.
+
+    Args:
+        model: a BayesianModule that classifies: logits over dimension 1.
+        loader_or_x: a batch (a tensor, or a mapping of keyword arguments), a pair (x, y), or a loader of either.
+        y: the labels of a batch; with labels, scores are compared at μ and under draws.
+        samples: how many draws; each batch of a loader sees the same ones.
+        generator: of the draws; without one, a new one is seeded by torch's global generator.
+    """
+    inner = unwrap(model)
+    if not isinstance(inner, BayesianModule):
+        raise TypeError(
+            f"check asks what a posterior does, and {type(inner).__name__} has none: give it to byov.bayesianize first."
+        )
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
+        raise ValueError(f"A check compares draws, so it needs at least two, not samples={samples!r}.")
+    if generator is None:
+        generator = Generator(device_of(inner)).manual_seed(int(torch.randint(1 << 62, ())))
+    seen = _Seen(samples)
+    serving, start = Serving(inner, samples, keep=True), generator.get_state()
+    for x, labels in _pairs(loader_or_x, y):
+        generator.set_state(start)  # the same draws for every batch
+        seen.take(_at_mean(inner, x), serving(x, generator).draws, labels)
+    return seen.result(inner)
+
+
+def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
+    """Return how far log σ is from its start, by the median, and a sentence if that is next to nothing."""
+    parts = [moved for factor in model.factors if isinstance(factor.family, Gaussian) for moved in [_moved(factor)]]
+    if not parts:
+        return None, ()
+    value = float(torch.cat(parts).median())
+    if value >= MOVED:
+        return value, ()
+    by = f"half of the weights' σ are within {100 * (exp(value) - 1):.0f} % of where they started"
+    return value, (
+        f"σ has not moved: {by}. Give ρ = log σ² a rate of its own, Adam(byov.parameter_groups(model, lr, steps)), or"
+        " train for longer.",
+    )
+
+
+@torch.no_grad()
+def _moved(factor: Any) -> Tensor:
+    """Return |log σ − log σ₀| of each weight of a Gaussian.
+
+    With `relative` σ₀ is a share of the layer's scale when training began, which is not kept. All σ of a layer were
+    then the same: what counts is how far they have parted, or by how much they have left twice or half the share of
+    the scale that the layer has now.
+    """
+    log_std = 0.5 * precise(factor.get_parameter("log_var"))
+    start = factor.family.layer_roles(factor.layout, factor.flat_mean()).get("log_var")
+    if start is None:
+        return (log_std - 0.5 * factor.family.log_var).abs()
+    layer = factor.layout.layer_cells().to(log_std.device)
+    middle = torch.stack([log_std[layer == i].median() for i in range(factor.layout.layers)])
+    parted = (log_std - middle[layer]).abs()
+    return torch.maximum(parted, (log_std - 0.5 * precise(start)).abs() - LAYER_SCALE)
+
+
+@torch.no_grad()
+def _snr(model: BayesianModule) -> float:
+    """Return the median |μ|/σ of the weights that vary; infinite where none does."""
+    mean, std = (torch.cat([getattr(f, name)() for f in model.factors]) for name in ("flat_mean", "flat_std"))
+    varies = std > 0
+    return float((mean[varies].abs() / std[varies]).median()) if bool(varies.any()) else float("inf")
+
+
+def _pairs(loader_or_x: Any, y: Tensor | None) -> Iterator[tuple[Batch, Tensor | None]]:
+    """Yield inputs with their labels, or with None, batch by batch."""
+    if _is_pair(loader_or_x) and y is None:
+        loader_or_x, y = loader_or_x
+    if isinstance(loader_or_x, Tensor | Mapping):
+        yield loader_or_x, y
+        return
+    if y is not None:
+        raise ValueError("Labels y go with one batch x; a loader gives its own, in (x, y) pairs.")
+    if not isinstance(loader_or_x, Iterable):
+        raise TypeError(
+            f"check takes a tensor, a mapping, a pair (x, y) or a loader, not {type(loader_or_x).__name__}."
+        )
+    for batch in loader_or_x:
+        labelled = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
+        yield first_of(batch), batch[1] if labelled else None
+
+
+def _is_pair(batch: Any) -> bool:
+    """Tell a pair (x, y) from a tuple of two batches: labels are whole numbers."""
+    return (
+        isinstance(batch, tuple)
+        and len(batch) == 2
+        and isinstance(batch[0], Tensor | Mapping)
+        and isinstance(batch[1], Tensor)
+        and not batch[1].is_floating_point()
+        and batch[1].ndim == 1
+    )
+
+
+@torch.no_grad()
+def _at_mean(model: BayesianModule, x: Batch) -> Tensor:
+    with torch.inference_mode(False), lock_of(model), evaluating(model), model.at_mean():
+        return precise(call(model, ready(x, model))).softmax(1)
+
+
+def _rows(probs: Tensor) -> Tensor:
+    """Bring class probabilities (N, C, …) to (rows, C), on the CPU."""
+    return probs.movedim(1, -1).flatten(0, -2).cpu()
+
+
+class _Seen:
+    """What the batches so far say: predictions, labels, and scores under draws resampled from the draws."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.inputs = samples, 0
+        self.mean: list[Tensor] = []
+        self.drawn: list[Tensor] = []
+        self.labels: list[Tensor] | None = []
+        self.expected = 0.0
+        again = torch.randint(samples, (RESAMPLED, samples), generator=Generator().manual_seed(0))
+        self.weights = torch.nn.functional.one_hot(again, samples).float().mean(1)
+        self.correct = torch.zeros(RESAMPLED, dtype=torch.float64)
+        self.nll = torch.zeros(RESAMPLED, dtype=torch.float64)
+
+    def take(self, at_mean: Tensor, draws: Tensor | None, labels: Tensor | None) -> None:
+        assert draws is not None
+        self.inputs += len(at_mean)
+        each = torch.stack([_rows(draw) for draw in draws])
+        self.mean.append(_rows(at_mean))
+        self.drawn.append(each.mean(0))
+        self.expected += float(entropy(each.flatten(0, 1)).double().sum()) / self.samples
+        if labels is None or self.labels is None:
+            self.labels = None
+            return
+        if labels.is_floating_point() or labels.numel() != each.shape[1]:
+            got = f"{labels.dtype} {tuple(labels.shape)}"
+            raise ValueError(
+                f"check takes a class number for each of {each.shape[1]} predictions, not labels of {got}."
+            )
+        labels = labels.cpu().long().flatten()
+        self.labels.append(labels)
+        for i, weights in enumerate(self.weights):  # one at a time: together they would take much memory
+            mean = torch.tensordot(weights.to(each.dtype), each, 1)
+            of_label = mean.gather(1, labels[:, None]).clamp_min(torch.finfo(mean.dtype).tiny)
+            self.nll[i] -= of_label.double().log().sum()
+            self.correct[i] += (mean.argmax(1) == labels).sum()
+
+    def result(self, model: BayesianModule) -> Check:
+        if not self.mean:
+            raise ValueError("The loader is empty: there is nothing to check.")
+        at_mean, drawn = torch.cat(self.mean), torch.cat(self.drawn)
+        total = float(entropy(drawn).double().mean())
+        information = max(total - self.expected / len(drawn), 0.0)
+        scores: tuple[Any, Any, Any] = (None, None, None)
+        if self.labels is not None:
+            labels = torch.cat(self.labels)
+            error = {"top1": float((self.correct / len(drawn)).std()), "nll": float((self.nll / len(drawn)).std())}
+            scores = (headline(at_mean, labels), headline(drawn, labels), error)
+        moved, sentences = unmoved(model)
+        snr = _snr(model)
+        sentences += (
+            _differ(information, total) + _wide(snr, *scores[:2]) + _few(self.samples, drawn, scores[2], self.labels)
+        )
+        sentences += _no_network(model, *scores[:2])
+        return Check(self.inputs, self.samples, moved, snr, total, information, *scores, sentences)
+
+
+Scores = dict[str, float] | None
+
+
+def _differ(information: float, total: float) -> tuple[str, ...]:
+    if information >= DIFFER * total:
+        return ()
+    share = f"{100 * information / max(total, 1e-12):.1f} % of the entropy"
+    return (
+        f"The draws hardly differ: their mutual information is {information:.2g} nats, {share}, under"
+        f" {100 * DIFFER:.0f} %. A plain network would say the same.",
+    )
+
+
+def _wide(snr: float, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
+    """Warn of a wide posterior, unless labels say that its draws predict no worse than its mean."""
+    if snr >= WIDE or (at_mean is not None and drawn is not None and drawn["nll"] <= at_mean["nll"]):
+        return ()
+    return (
+        f"The posterior is wide: the median |μ|/σ is {snr:.2g}, under {WIDE:g}, so that most weights are noise. Try a"
+        " smaller β, a narrower start, or more steps.",
+    )
+
+
+def _few(samples: int, drawn: Tensor, error: Scores, labels: list[Tensor] | None) -> tuple[str, ...]:
+    """Warn where the error of the draws is above the last digit, and above half of that of so few inputs."""
+    if error is None or labels is None:
+        return ()
+    truth = torch.cat(labels)
+    right = (drawn.argmax(1) == truth).double()
+    nll = -drawn.gather(1, truth[:, None]).clamp_min(torch.finfo(drawn.dtype).tiny).double().log()
+    point, nats = (0.5 * float(each.std(correction=0)) / len(truth) ** 0.5 for each in (right, nll))
+    needed = ceil(samples * max(error["top1"] / max(point, POINT), error["nll"] / max(nats, NATS)) ** 2)
+    if needed <= samples:
+        return ()
+    known = f"the accuracy to ± {100 * error['top1']:.2f} points and the NLL to ± {error['nll']:.3f}"
+    return (
+        f"Too few draws for the digits shown: {samples} give {known}; about {float(f'{needed:.1g}'):,.0f} would do.",
+    )
+
+
+def _no_network(model: BayesianModule, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
+    if started_anew(model):
+        return (NO_NETWORK,)
+    if at_mean is None or drawn is None or drawn["top1"] - at_mean["top1"] < FAR:
+        return ()
+    lower = f"{100 * at_mean['top1']:.1f} % at μ, {100 * drawn['top1']:.1f} % under draws"
+    return (f"The mean is no network that the draws agree with (accuracy {lower}): predict with byov.predict.",)

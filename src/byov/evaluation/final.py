@@ -1,0 +1,115 @@
+"""What a command says when a run has ended: a line of scores, what is not as it should be, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from byov.data import ImageSet
+from byov.data.labelled import check_classes, in_memory
+from byov.data.telling import reason
+from byov.device import choose_device
+from byov.evaluation.check import check, unmoved, written
+from byov.evaluation.scores import headline
+from byov.metrics.functional import accuracy
+from byov.runs import Classifier, Reading, open_run
+from byov.runs.run import Pretrained, Run
+from byov.ssl.classifiers import KNN
+from byov.ssl.features import features
+
+LIMIT = 2000
+"""At most so many images, drawn at random: this is a look and not an evaluation."""
+SAMPLES, NEIGHBOURS, BATCH = 30, 20, 256
+
+
+def train_lines(folder: Path) -> list[str]:
+    """Return what `byov train` ends with; where something cannot be read, the reason instead of an error."""
+    try:
+        lines = _scores(_opened(folder))
+    except Exception as error:  # the run is finished and kept, whatever is wrong with its images
+        lines = [_unread(error)]
+    return [*lines, f"Next: byov evaluate {shlex.quote(str(folder))} --shift augmentations"]
+
+
+def pretrain_lines(folder: Path) -> list[str]:
+    """Return what `byov pretrain` ends with; likewise."""
+    lines, data = [], ""
+    try:
+        run = _opened(folder)
+        assert isinstance(run, Pretrained)
+        if run.q is not None:
+            lines += [f"warning: {sentence}" for sentence in unmoved(run.q)[1]]
+        if run.recipe.data.load("train").labels is None:
+            data = " --data NAME, of labelled images"
+        else:
+            lines.append(_neighbours(run))
+    except Exception as error:  # likewise
+        lines.append(_unread(error))
+    return [*lines, f"Next: byov probe {shlex.quote(str(folder))}{data}"]
+
+
+def _unread(error: Exception) -> str:
+    return f"No scores: {reason(error)}"
+
+
+def _opened(folder: Path) -> Run:
+    reading = Reading(samples=SAMPLES, trust=True)  # whose recipe has just been run
+    run = open_run(folder, reading)
+    if run.recipe.train.accelerator == "cpu":
+        return run
+    return open_run(folder, replace(reading, device=choose_device("auto")))
+
+
+def _images(run: Run, split: str) -> ImageSet:
+    """Load labelled images of a split, at most LIMIT of them; of "test" those held out, if the recipe holds any out."""
+    config = run.recipe.data
+    split = "holdout" if split == "test" and config.holdout else split
+    data = config.load(split)
+    if data.labels is not None and len(data) > LIMIT:
+        order = torch.randperm(len(data), generator=Generator().manual_seed(0))
+        data = data.subset(order[:LIMIT].sort().values)
+    return in_memory(data, split)
+
+
+def _scores(run: Run) -> list[str]:
+    data = _images(run, "test")
+    assert data.labels is not None
+    if tuple(data.class_names) != run.class_names:
+        return ["No scores: the test images have other classes than the training images."]
+    what = f"{run.recipe.data.name}, {'held out' if run.recipe.data.holdout else 'test'}"
+    if run.q is None:
+        probs = Classifier(run.network, **run.normalisation)(data.images.float() / 255).mean
+        return [f"{what}: {len(data):,} inputs: {written(headline(probs, data.labels))}"]
+    found = check(run.q, _batches(data, run.normalisation), samples=SAMPLES, generator=_seeded(run))
+    return f"{what}: {found}".splitlines()
+
+
+def _seeded(run: Run) -> Generator:
+    return Generator(run.reading.device).manual_seed(run.reading.seed)
+
+
+def _batches(data: ImageSet, normalisation: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    assert data.labels is not None
+    mean, std = (torch.tensor(normalisation[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+    for images, labels in zip(data.images.split(BATCH), data.labels.split(BATCH), strict=True):
+        yield (images.float() / 255 - mean) / std, labels
+
+
+def _neighbours(run: Pretrained) -> str:
+    """Score nearest neighbours at μ, without any fitting."""
+    train, test = _images(run, "train"), _images(run, "test")
+    check_classes(train, test, "test")
+    assert train.labels is not None
+    assert test.labels is not None
+    known, unseen = (features(run.encoder, data.images, **run.probe_options) for data in (train, test))
+    k = min(NEIGHBOURS, max(1, len(train) // 10))
+    knn = KNN(known, train.labels.to(known.device), k, classes=len(train.class_names))
+    right = accuracy(knn(unseen), test.labels.to(known.device)).item()
+    of = f"{len(test):,} {'held-out' if run.recipe.data.holdout else 'test'} images"
+    return f"{run.recipe.data.name}: kNN at μ {100 * right:.1f} % of {of} (k = {k}, {len(train):,} training images)"

@@ -1,0 +1,211 @@
+"""Is the posterior doing anything? Each sentence where it belongs and nowhere else; numbers against brute force."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from math import log
+
+import pytest
+import torch
+from small_networks import NETWORKS, seeded
+from torch import Tensor, nn
+
+import byov
+from byov.evaluation.check import DIFFER, MOVED, unmoved
+from byov.metrics import functional as metrics
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def examples(count: int = 300) -> tuple[Tensor, Tensor]:
+    """Inputs, and the labels that the network itself gives them."""
+    x = torch.randn(count, 6, generator=seeded(1))
+    return x, classifier()(x).argmax(1)
+
+
+def told(check: object, words: str) -> bool:
+    return any(words in sentence for sentence in check.sentences)  # type: ignore[attr-defined]
+
+
+def learned(log_var: float = -4.0) -> byov.BayesianModule:
+    """A posterior whose σ has moved from its start, each by itself."""
+    model = byov.bayesianize(classifier(), byov.Gaussian(log_var))
+    with torch.no_grad():
+        rho = model.factors[0].get_parameter("log_var")
+        rho.add_(2.0 * torch.randn(rho.shape, generator=seeded(2)))
+    return model
+
+
+# Numbers
+
+
+def test_scores_are_those_of_brute_force() -> None:
+    model, (x, y) = learned(-2.0), examples()
+    found = byov.check(model, x, y, samples=7, generator=seeded())
+    prediction = byov.predict(model, x, 7, generator=seeded(), keep=True)
+    assert prediction.draws is not None
+    assert prediction.entropy is not None
+    assert prediction.mutual_information is not None
+    assert found.under_draws is not None
+    assert found.at_mean is not None
+    assert found.entropy == pytest.approx(float(prediction.entropy.mean()), rel=1e-5)
+    assert found.mutual_information == pytest.approx(float(prediction.mutual_information.mean()), rel=1e-4)
+    assert found.share == found.mutual_information / found.entropy
+    plain = model.point()(x).softmax(1).detach()
+    for scores, probs in ((found.at_mean, plain), (found.under_draws, prediction.mean)):
+        assert scores["top1"] == pytest.approx(float(metrics.accuracy(probs, y)))
+        assert scores["nll"] == pytest.approx(float(metrics.nll(probs, y)), rel=1e-5)
+        assert scores["ece"] == pytest.approx(float(metrics.calibration_error(probs, y)), abs=1e-6)
+    assert (found.inputs, found.samples) == (300, 7)
+
+
+def test_the_error_of_a_score_is_how_much_it_differs_from_draws_to_draws() -> None:
+    model, (x, y) = learned(-1.0), examples()
+    checks = [byov.check(model, x, y, 20, seeded(i)) for i in range(60)]
+    for name in ("top1", "nll"):
+        scores = torch.tensor([c.under_draws[name] for c in checks])  # type: ignore[index]
+        errors = torch.tensor([c.error[name] for c in checks])  # type: ignore[index]
+        assert 0.75 < float(errors.mean() / scores.std()) < 1.35  # of 60: a tenth
+
+
+def test_pairs_loaders_and_mappings_give_the_numbers_of_one_batch() -> None:
+    model, (x, y) = learned(), examples()
+    whole = byov.check(model, x, y, 5, seeded())
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=77)
+    for given in ((x, y), loader, [(x[:100], y[:100]), (x[100:], y[100:])]):
+        found = byov.check(model, given, samples=5, generator=seeded())
+        assert found.sentences == whole.sentences
+        assert (found.entropy, found.snr) == (pytest.approx(whole.entropy), whole.snr)
+        assert found.under_draws == pytest.approx(whole.under_draws, rel=1e-4)
+    for given in (x, {"input": x}, [x[:100], x[100:]], (x[:150], x[150:])):
+        named = byov.bayesianize(nn.Sequential(classifier()), byov.Gaussian(-4.0)) if isinstance(given, dict) else model
+        found = byov.check(named, given, samples=5, generator=seeded())
+        assert (found.at_mean, found.under_draws, found.error) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [byov.Gaussian(), byov.Gaussian(relative=0.1), byov.Dropout(0.2), byov.DropConnect(0.2)]
+    + [kind(3) for kind in (byov.EMP, byov.ECMP, byov.Ensemble)],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["mlp-batchnorm", "tied"])
+def test_every_family_is_read_and_left_as_it_was(family: byov.posterior.Family, kind: str) -> None:
+    make, batch = NETWORKS[kind]
+    model, x = byov.bayesianize(make(), family), batch()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    y = torch.zeros(model(x).movedim(1, -1).shape[:-1], dtype=torch.long)  # `tied` has a class for every word
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = byov.check(model, x, y, samples=3)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert str(found).count("\n") == 1 + len(found.sentences)
+    assert (found.moved is None) == (not isinstance(family, byov.Gaussian))
+
+
+# Sentences
+
+
+def test_a_posterior_that_works_is_told_nothing() -> None:
+    model, (x, y) = learned(-6.0), examples()
+    with torch.no_grad():  # surer of its classes, and nothing in between two: accuracy does not depend on the draw
+        model.factors[0].get_parameter("mean")[-51:].mul_(8.0)
+        sure = model.eval()(x).softmax(1).amax(1) > 0.95
+    found = byov.check(model, x[sure], y[sure], samples=300, generator=seeded())
+    assert found.sentences == ()
+    assert found.share > DIFFER
+    assert "accuracy" in str(found)
+    assert "warning" not in str(found)
+    with pytest.raises(FrozenInstanceError):
+        found.samples = 3  # type: ignore[misc]
+
+
+def test_sigma_has_moved_by_half_of_what_its_log_variance_has() -> None:
+    model = byov.bayesianize(classifier(), {"0.*": byov.Gaussian(-4.0), "*": byov.Gaussian(-6.0)})
+    assert unmoved(model)[0] == pytest.approx(0.0, abs=1e-6)
+    assert "σ has not moved" in unmoved(model)[1][0]
+    for factor in model.factors:
+        factor.get_parameter("log_var").data.sub_(1.5)
+    assert unmoved(model) == (pytest.approx(0.75), ())
+    assert unmoved(byov.bayesianize(classifier(), byov.EMP(2))) == (None, ())
+
+
+def test_a_relative_start_is_known_up_to_the_weights_own_way() -> None:
+    """The scale that σ started from is not kept: weights that grew by 1.9 are no σ that moved."""
+    model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
+    factor = model.factors[0]
+    factor.get_parameter("mean").data.mul_(1.9)
+    value, sentences = unmoved(model)
+    assert value == pytest.approx(0.0, abs=1e-5)
+    assert len(sentences) == 1
+    rho = factor.get_parameter("log_var")
+    rho.data.add_(4.0)  # log σ by 2, less log 1.9 of the scale, less the factor of two that is granted
+    assert unmoved(model)[0] == pytest.approx(2.0 - log(1.9) - log(2.0), abs=1e-4)
+    model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
+    rho = model.factors[0].get_parameter("log_var")
+    rho.data.add_(torch.randn(rho.shape, generator=seeded()))
+    assert unmoved(model)[0] == pytest.approx(0.5 * 0.674, rel=0.3)  # the median of |N(0, ½)|
+    assert unmoved(model)[0] > MOVED
+    assert unmoved(model)[1] == ()
+
+
+def test_draws_that_hardly_differ() -> None:
+    found = byov.check(byov.bayesianize(classifier(), byov.Gaussian(-20.0)), examples()[0], samples=5)
+    assert found.share < 1e-3
+    assert told(found, "The draws hardly differ")
+    assert not told(byov.check(learned(), examples()[0], samples=20), "The draws hardly differ")
+
+
+def test_a_wide_posterior_is_told_unless_its_draws_predict_no_worse() -> None:
+    x, y = examples()
+    model = byov.bayesianize(classifier(), byov.Gaussian(0.0))
+    assert byov.check(model, x, samples=5).snr < 0.3
+    assert told(byov.check(model, x, samples=5), "The posterior is wide")
+    assert told(byov.check(model, x, y, samples=5), "The posterior is wide")
+    wrong = (y + 1) % 3  # the surer, the worse: noise helps
+    assert not told(byov.check(model, x, wrong, samples=50, generator=seeded()), "The posterior is wide")
+
+
+def test_too_few_draws_are_told_how_many_would_do() -> None:
+    model, (x, y) = learned(-1.0), examples()
+    few = byov.check(model, x, y, samples=4, generator=seeded())
+    assert told(few, "Too few draws for the digits shown: 4 give")
+    assert not told(byov.check(model, x, samples=4), "Too few draws")  # no digits of scores are shown
+
+
+def test_a_mean_that_is_no_network() -> None:
+    x, _ = examples()
+    anew = byov.bayesianize(classifier(), byov.Ensemble(2, start="reset"))
+    assert told(byov.check(anew, x, samples=4), "has no mean network")
+    net = nn.Sequential(nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 3, bias=False))
+    model = byov.bayesianize(net, byov.Ensemble(2, spread=0.0))
+    model.factors[0].get_parameter("components").data[1].neg_()  # the same function, as tanh is odd; the mean is 0
+    found = byov.check(model, x, net(x).argmax(1), samples=8)
+    assert found.under_draws is not None
+    assert found.under_draws["top1"] == 1.0
+    assert told(found, "The mean is no network that the draws agree with")
+
+
+# What it does not take
+
+
+def test_a_plain_network_has_nothing_to_check() -> None:
+    with pytest.raises(TypeError, match=r"^check asks what a posterior does, and Sequential has none: .*first\.$"):
+        byov.check(classifier(), examples()[0])
+
+
+def test_bad_input_is_one_sentence() -> None:
+    model, (x, y) = learned(), examples()
+    for arguments, kind, words in (
+        ((x, y, 1), ValueError, "at least two, not samples=1"),
+        (([],), ValueError, "The loader is empty"),
+        ((x, y.float()), ValueError, "a class number for each of 300 predictions"),
+        ((x, y[:5]), ValueError, "a class number for each of 300 predictions"),
+        (([x], y), ValueError, "a loader gives its own"),
+        ((3,), TypeError, "a pair .x, y. or a loader, not int"),
+    ):
+        with pytest.raises(kind, match=words):
+            byov.check(model, *arguments)

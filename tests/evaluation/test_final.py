@@ -1,0 +1,96 @@
+"""What `byov train` and `byov pretrain` end with, and that nothing in it can fail a run."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import byov
+from byov.evaluation import final
+from byov.evaluation.final import pretrain_lines, train_lines
+from byov.runs import Reading, open_run
+
+QUICK = ("train.epochs=2", "train.warmup=0", "train.accelerator=cpu", "train.lr=0.003", "model.name=convnet16")
+
+
+def made(call: Any, verb: str, run: Path, *settings: str) -> tuple[str, str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    status, out, err = call(verb, "--run", run, *words)
+    assert status == 0, err
+    return out, err
+
+
+def test_train_ends_with_the_scores_the_warnings_and_the_next_command(call: Any, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    out, err = made(call, "train", run, *QUICK, "posterior.log_var=-12")
+    first, *others, last = out.splitlines()
+    assert last == f"Next: byov evaluate '{run}' --shift augmentations"
+    assert sum("The draws hardly differ" in line for line in others) == 1
+    assert "warning" not in err
+    opened = open_run(run, Reading(samples=2))
+    labels = opened.labels
+    right = float((opened.at_mean.mean.argmax(1) == labels).double().mean())
+    nll = -float(opened.at_mean.mean.gather(1, labels[:, None]).log().mean())
+    assert f"digits, test: 450 inputs: at μ accuracy {100 * right:.1f} %, NLL {nll:.3f}, ECE" in first
+    assert "; under 30 draws accuracy" in first
+    assert train_lines(run) == out.splitlines()  # the same draws at every look
+
+
+def test_a_plain_network_has_one_line_of_scores(call: Any, tmp_path: Path) -> None:
+    out, _ = made(call, "train", tmp_path / "run", *QUICK, "posterior.family=none", "data.holdout=0.25")
+    assert re.match(r"digits, held out: 33\d inputs: accuracy \d+\.\d %, NLL \d\.\d{3}, ECE \d+\.\d %\nNext: ", out)
+
+
+def test_at_most_so_many_images_are_read(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(final, "LIMIT", 50)
+    out, _ = made(call, "train", tmp_path / "run", *QUICK, "posterior.family=none")
+    assert "digits, test: 50 inputs: " in out
+
+
+def test_pretrain_ends_with_nearest_neighbours(call: Any, tmp_path: Path) -> None:
+    small = ("train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "model.hidden=16", "model.outputs=8")
+    run = tmp_path / "run"
+    out, _ = made(call, "pretrain", run, *small, "data.holdout=0.5", "train.log_var_lr=0")
+    assert "warning: σ has not moved" in out
+    found = re.search(r"digits: kNN at μ (\d+\.\d) % of (\d+) held-out images \(k = 20, (\d+) training images\)", out)
+    assert found is not None
+    assert float(found[1]) > 30.0
+    assert int(found[2]) + int(found[3]) == 1347
+    assert out.splitlines()[-1] == f"Next: byov probe {run}"
+
+
+def test_what_cannot_be_read_is_a_sentence(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = byov.data.load("digits")
+    images, labels = data.images[:64].numpy(), data.labels[:64].numpy()
+    np.savez(tmp_path / "mine.npz", train_images=images, train_labels=labels)
+    out, _ = made(call, "train", tmp_path / "run", *QUICK, "train.batch=32", f"data.name=npz:{tmp_path / 'mine.npz'}")
+    assert out.splitlines()[0].startswith("No scores: ")
+    assert out.splitlines()[1].startswith("Next: byov evaluate")
+    np.savez(tmp_path / "bare.npz", train_images=images)
+    small = ("train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "model.hidden=16", "model.outputs=8")
+    more = ("train.batch=32", f"data.name=npz:{tmp_path / 'bare.npz'}")
+    out, _ = made(call, "pretrain", tmp_path / "bare", *small, *more)
+    assert out.splitlines()[-1].endswith("--data NAME, of labelled images")
+    assert "No scores" not in out
+    shutil.rmtree(tmp_path / "run")
+    assert train_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")
+    assert pretrain_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")
+
+
+def test_only_the_first_process_speaks(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byov.commands.console.first_process", lambda: False)
+    out, _ = made(call, "train", tmp_path / "run", *QUICK, "posterior.family=none")
+    assert out == ""
+
+
+def test_a_network_of_nan_does_not_fail_the_run(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(call, "train", tmp_path / "run", *QUICK)
+    monkeypatch.setattr("byov.evaluation.final._batches", lambda *_: [(torch.full((2, 1, 8, 8), math.nan),) * 2])
+    assert train_lines(tmp_path / "run")[0].startswith("No scores: ")
