@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 from byov.posterior import BayesianModule, Gaussian
 from byov.posterior.family import precise
 from byov.posterior.module import lock_of
@@ -18,7 +18,7 @@ from byov.prediction import Serving
 from byov.prediction.inputs import Batch, call, device_of, first_of, ready, unwrap
 from byov.prediction.resident import evaluating
 from byov.prediction.result import entropy
-from byov.runs.run import NO_NETWORK, started_anew
+from byov.runs.run import NO_NETWORK, mean_is_no_network
 from byov.train.loop import WIDE
 
 MOVED = log(1.25)
@@ -250,7 +250,7 @@ class _Seen:
         if self.labels is not None:
             labels = torch.cat(self.labels)
             error = {"top1": float((self.correct / len(drawn)).std()), "nll": float((self.nll / len(drawn)).std())}
-            scores = (headline(at_mean, labels), headline(drawn, labels), error)
+            scores = (main_scores(at_mean, labels), main_scores(drawn, labels), error)
         moved, sentences = unmoved(model)
         snr = _snr(model)
         sentences += (
@@ -301,7 +301,7 @@ def _few(samples: int, drawn: Tensor, error: Scores, labels: list[Tensor] | None
 
 
 def _no_network(model: BayesianModule, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
-    if started_anew(model):
+    if mean_is_no_network(model):
         return (NO_NETWORK,)
     if at_mean is None or drawn is None or drawn["top1"] - at_mean["top1"] < FAR:
         return ()

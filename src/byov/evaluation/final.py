@@ -16,7 +16,7 @@ from byov.data.labelled import check_classes, in_memory
 from byov.data.telling import reason
 from byov.device import choose_device
 from byov.evaluation.check import check, unmoved, written
-from byov.evaluation.scores import headline
+from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
 from byov.runs import Classifier, Reading, open_run
 from byov.runs.run import Pretrained, Run
@@ -85,7 +85,7 @@ def _scores(run: Run) -> list[str]:
     what = f"{run.recipe.data.name}, {'held out' if run.recipe.data.holdout else 'test'}"
     if run.q is None:
         probs = Classifier(run.network, **run.normalisation)(data.images.float() / 255).mean
-        return [f"{what}: {len(data):,} inputs: {written(headline(probs, data.labels))}"]
+        return [f"{what}: {len(data):,} inputs: {written(main_scores(probs, data.labels))}"]
     found = check(run.q, _batches(data, run.normalisation), samples=SAMPLES, generator=_seeded(run))
     return f"{what}: {found}".splitlines()
 
