@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from byov.data import ImageSet
 from byov.data.labelled import check_classes, in_memory
-from byov.data.telling import reason
+from byov.data.printable import reason
 from byov.device import choose_device
 from byov.evaluation.check import check, unmoved, written
 from byov.evaluation.scores import main_scores
