@@ -21,6 +21,7 @@ from timing import Step, synchronize, turn
 from torch.profiler import ProfilerActivity, profile
 
 import byov
+from byov.prediction.outputs import Reading
 from byov.prediction.resident import Resident
 from byov.prediction.result import Running
 
@@ -41,7 +42,7 @@ def parts(setting: Setting, network: str, head: bool) -> dict[str, Step]:
     def under(write: bool, draw: bool, take: bool) -> Step:
         @torch.no_grad()
         def work() -> None:
-            running = Running(len(x), "classification", None, keep=False)
+            running = Running(len(x), Reading("classification", None, net), None, keep=False)
             with setting.autocast(), resident.installed():
                 for _ in range(passed):
                     noise = model.noise(generator) if draw else fixed

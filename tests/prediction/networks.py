@@ -78,7 +78,9 @@ def by_hand(
     return torch.stack(draws)
 
 
-def agree(model: byov.BayesianModule, x: Any, strategy: Any = "auto", atol: float = 1e-6) -> byov.Prediction:
+def agree(
+    model: byov.BayesianModule, x: Any, strategy: Any = "auto", atol: float = 1e-6, task: Any = None
+) -> byov.Prediction:
     """Predict, and compare with a loop by hand on a copy: the draws, the state afterwards and the inputs."""
     samples, twin, given = 6, copy.deepcopy(model), x.clone()
 
@@ -90,7 +92,7 @@ def agree(model: byov.BayesianModule, x: Any, strategy: Any = "auto", atol: floa
     seed()
     expected = by_hand(twin, x, samples)
     seed()
-    found = byov.predict(model, x, samples, strategy, generator=seeded(), keep=True)
+    found = byov.predict(model, x, samples, strategy, generator=seeded(), task=task, keep=True)
     assert_close(found.draws, expected, rtol=0, atol=atol)
     assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=0, atol=0)
     assert torch.equal(x, given)

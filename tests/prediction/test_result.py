@@ -87,5 +87,8 @@ def test_information_is_not_negative_by_rounding() -> None:
 
 def test_a_prediction_prints_in_one_line() -> None:
     model, x = line()
-    assert repr(byov.predict(model, x, 3, task="regression")) == "Prediction(mean (3, 1), draws: 3, strategy: head)"
+    assert (
+        repr(byov.predict(model, x, 3, task="regression"))
+        == "Prediction(regression: mean (3, 1), draws: 3, strategy: head)"
+    )
     assert "on average" in repr(byov.predict(model, x, 30, task="regression", tolerance=0.1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, exp, log
 from typing import Any
@@ -15,7 +15,8 @@ from byov.posterior import BayesianModule, Gaussian
 from byov.posterior.family import precise
 from byov.posterior.module import lock_of
 from byov.prediction import Serving
-from byov.prediction.inputs import Batch, call, device_of, first_of, ready, unwrap
+from byov.prediction.inputs import Batch, Takes, batches_of, call, device_of, first_of, posterior_of, ready, unwrap
+from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
 from byov.prediction.resident import evaluating
 from byov.prediction.result import entropy
 from byov.runs.run import NO_NETWORK, mean_is_no_network
@@ -32,6 +33,8 @@ POINT, NATS = 0.001, 0.01
 """The last digit of an accuracy and of an NLL that count; fewer do where so few inputs do not give as many."""
 RESAMPLED = 40
 """How often the draws are drawn again from themselves, for the errors of what they say together."""
+IGNORED = -100
+"""The label of a place that does not count, as in torch's cross-entropy: of tokens that are padding."""
 LAYER_SCALE = log(2.0)
 """How far a layer's own scale may have moved since `Gaussian(relative=…)` took it."""
 
@@ -91,6 +94,9 @@ def check(
     y: Tensor | None = None,
     samples: int = 20,
     generator: Generator | None = None,
+    *,
+    task: Task | None = None,
+    output: Output | None = None,
 ) -> Check:
     """Tell whether a classifier's posterior is doing anything: `print(byov.check(model, x, y))`.
 
@@ -98,26 +104,31 @@ def check(
     few for the digits shown, or the mean is no network. The model is left as it was.
 
     Args:
-        model: a BayesianModule that classifies: logits over dimension 1.
+        model: a BayesianModule that classifies, or a module around one.
         loader_or_x: a batch (a tensor, or a mapping of keyword arguments), a pair (x, y), or a loader of either.
         y: the labels of a batch; with labels, scores are compared at μ and under draws.
         samples: how many draws; each batch of a loader sees the same ones.
         generator: of the draws; without one, a new one is seeded by torch's global generator.
+        task: of `byov.predict`, one with classes; a token's label -100 is left out.
+        output: of `byov.predict`.
     """
-    inner = unwrap(model)
-    if not isinstance(inner, BayesianModule):
+    inner = posterior_of(outer := unwrap(model))
+    if inner is None:
         raise TypeError(
-            f"check asks what a posterior does, and {type(inner).__name__} has none: give it to byov.bayesianize first."
+            f"check asks what a posterior does, and {type(outer).__name__} has none: give it to byov.bayesianize first."
         )
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ValueError(f"A check compares draws, so it needs at least two, not samples={samples!r}.")
     if generator is None:
         generator = Generator(device_of(inner)).manual_seed(int(torch.randint(1 << 62, ())))
-    seen = _Seen(samples)
-    serving, start = Serving(inner, samples, keep=True), generator.get_state()
-    for x, labels in _pairs(loader_or_x, y):
+    seen, reading = _Seen(samples), Reading(task, output, inner.net)
+    serving, start = Serving(outer, samples, keep=True, task=task, output=output), generator.get_state()
+    for x, labels in _pairs(loader_or_x, y, inner.net if outer is inner else outer):
         generator.set_state(start)  # the same draws for every batch
-        seen.take(_at_mean(inner, x), serving(x, generator).draws, labels)
+        found = serving(x if isinstance(x, Tensor | Mapping) else [(x,)], generator)
+        if found.task not in CLASSES:
+            raise ValueError(f"check reads probabilities of classes: a task is one of {CLASSES}, not {found.task!r}.")
+        seen.take(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
     return seen.result(inner)
 
 
@@ -162,22 +173,22 @@ def _snr(model: BayesianModule) -> float:
     return float((mean[varies].abs() / std[varies]).median()) if bool(varies.any()) else float("inf")
 
 
-def _pairs(loader_or_x: Any, y: Tensor | None) -> Iterator[tuple[Batch, Tensor | None]]:
+def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple[Batch, Tensor | None]]:
     """Yield inputs with their labels, or with None, batch by batch."""
     if _is_pair(loader_or_x) and y is None:
         loader_or_x, y = loader_or_x
-    if isinstance(loader_or_x, Tensor | Mapping):
-        yield loader_or_x, y
+    one, batches = batches_of(loader_or_x, net)
+    if one is not None:
+        yield one, y
         return
     if y is not None:
         raise ValueError("Labels y go with one batch x; a loader gives its own, in (x, y) pairs.")
-    if not isinstance(loader_or_x, Iterable):
-        raise TypeError(
-            f"check takes a tensor, a mapping, a pair (x, y) or a loader, not {type(loader_or_x).__name__}."
-        )
-    for batch in loader_or_x:
-        labelled = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
-        yield first_of(batch), batch[1] if labelled else None
+    takes = Takes.of(net)
+    for batch in batches:
+        x = first_of(batch, takes)
+        after = takes.needed if isinstance(x, tuple) and isinstance(batch[0], Tensor) else 1
+        labelled = isinstance(batch, tuple | list) and len(batch) > after and isinstance(batch[after], Tensor)
+        yield x, batch[after] if labelled else None
 
 
 def _is_pair(batch: Any) -> bool:
@@ -193,14 +204,15 @@ def _is_pair(batch: Any) -> bool:
 
 
 @torch.no_grad()
-def _at_mean(model: BayesianModule, x: Batch) -> Tensor:
-    with torch.inference_mode(False), lock_of(model), evaluating(model), model.at_mean():
-        return precise(call(model, ready(x, model))).softmax(1)
+def _at_mean(outer: nn.Module, model: BayesianModule, x: Batch, reading: Reading) -> Tensor:
+    with torch.inference_mode(False), lock_of(model), evaluating(outer), model.at_mean():
+        outputs = precise(call(outer, ready(x, model), reading.tensor))[None]
+        return reading.values(reading.shaped(outputs))[0]
 
 
-def _rows(probs: Tensor) -> Tensor:
+def _rows(probs: Tensor, dim: int) -> Tensor:
     """Bring class probabilities (N, C, …) to (rows, C), on the CPU."""
-    return probs.movedim(1, -1).flatten(0, -2).cpu()
+    return probs.movedim(dim, -1).flatten(0, -2).cpu()
 
 
 class _Seen:
@@ -217,11 +229,14 @@ class _Seen:
         self.correct = torch.zeros(RESAMPLED, dtype=torch.float64)
         self.nll = torch.zeros(RESAMPLED, dtype=torch.float64)
 
-    def take(self, at_mean: Tensor, draws: Tensor | None, labels: Tensor | None) -> None:
+    def take(self, at_mean: Tensor, draws: Tensor | None, labels: Tensor | None, dim: int) -> None:
         assert draws is not None
         self.inputs += len(at_mean)
-        each = torch.stack([_rows(draw) for draw in draws])
-        self.mean.append(_rows(at_mean))
+        rows, each = _rows(at_mean, dim), torch.stack([_rows(draw, dim) for draw in draws])
+        if labels is not None and labels.numel() == len(rows) and bool((ignored := labels == IGNORED).any()):
+            keep = ~ignored.cpu().flatten()
+            rows, each, labels = rows[keep], each[:, keep], labels.cpu().flatten()[keep]
+        self.mean.append(rows)
         self.drawn.append(each.mean(0))
         self.expected += float(entropy(each.flatten(0, 1)).double().sum()) / self.samples
         if labels is None or self.labels is None:

@@ -246,6 +246,21 @@ class BayesianModule(nn.Module):
 
     # Small things
 
+    def __repr__(self) -> str:
+        """Show the layers with the parameters that q hands them: a layer without its bias would print bias=False."""
+        modules = dict(self.net.named_modules())
+        names = (name.rpartition(".") for factor in self.factors for slot in factor.layout.slots for name in slot.names)
+        own = [(modules[prefix]._parameters, leaf) for prefix, _, leaf in names if prefix in modules]
+        with lock_of(self):
+            empty = [(place, leaf) for place, leaf in own if leaf in place and place[leaf] is None]
+            try:
+                for place, leaf in empty:
+                    place[leaf] = nn.Parameter(torch.empty(0, device="meta"))
+                return super().__repr__()
+            finally:
+                for place, leaf in empty:
+                    place[leaf] = None
+
     def _first_name(self, name: str) -> str:
         prefix, dot, leaf = name.rpartition(".")
         return f"{self._first.get(prefix, prefix)}{dot}{leaf}"

@@ -9,7 +9,7 @@ that the product gives, and nothing left behind. If it does not, the passes so f
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -58,10 +58,10 @@ def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
 
 
 class Watch:
-    """Watch passes: what the last layer is given, and whether the network returns what it gives."""
+    """Watch passes: what the last layer is given, and whether the network returns what it gives, as its `tensor`."""
 
-    def __init__(self, net: nn.Module, layer: nn.Linear) -> None:
-        self._watched = layer, net
+    def __init__(self, net: nn.Module, layer: nn.Linear, tensor: Callable[[Any], Tensor]) -> None:
+        self._watched, self._tensor = (layer, net), tensor
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,6 +80,7 @@ class Watch:
                 hook.remove()
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        out = self._tensor(out) if module is self._watched[1] else out
         self._calls.append((*args, out))
         self._versions += [tensor._version for tensor in (*args, out) if isinstance(tensor, Tensor)]
         kind = out.device.type if isinstance(out, Tensor) else "cpu"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
-from byov.posterior.module import BayesianModule, lock_of
+from byov.posterior.module import lock_of
 from byov.prediction.head import Head, Watch, alike, last_layer
-from byov.prediction.inputs import Batch, device_of, first_of, ready, size_of, unwrap
+from byov.prediction.inputs import Batch, Takes, batches_of, device_of, first_of, posterior_of, ready, size_of, unwrap
+from byov.prediction.outputs import Output, Reading, Task
 from byov.prediction.resident import Resident, evaluating
-from byov.prediction.result import Prediction, Running, Task
+from byov.prediction.result import Prediction, Running
 from byov.prediction.strategies import Loop, Strategy, Vmap
 
 FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but large deviations had not come up yet
@@ -21,13 +22,14 @@ FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but
 
 def predict(
     model: nn.Module,
-    x: Batch | Iterable[Any],
+    x: Any,
     samples: int = 100,
     strategy: Strategy = "auto",
     tolerance: float | None = None,
     generator: Generator | None = None,
     *,
-    task: Task = "classification",
+    task: Task | None = None,
+    output: Output | None = None,
     precision: float | None = None,
     keep: bool = False,
     progress: bool | None = None,
@@ -38,20 +40,28 @@ def predict(
 
     Args:
         model: a BayesianModule; a plain network counts as a posterior without spread, and takes one pass.
-        x: one batch (a tensor, or a mapping of keyword arguments), or a loader of batches; of a (x, y) batch the first
-            is taken. Every batch of a loader sees the same draws, so the result does not depend on the batching.
+        x: one batch (a tensor, an array, a mapping of keyword arguments, a tuple of the inputs that the network needs,
+            a list where its input is one), a loader of batches, or a data set of examples; of a (x, y) batch x is
+            taken. Every batch of a loader sees the same draws, so the result does not depend on the batching; it is in
+            the loader's order, on the CPU.
         samples: how many draws, at most.
         strategy: "loop" runs one draw after the other, "vmap" batches them. "auto" is "loop"; but where only the last
             linear layer is random, the network runs once, and the layer's draws are one product ("head"). All give
             the same numbers for the same generator, up to rounding.
         tolerance: stop drawing for an input once the Monte-Carlo standard error of its predictive mean is below this.
         generator: of the draws; without one, a new one is seeded by torch's global generator.
-        task: "classification" takes the outputs as logits over dimension 1, "regression" as they are.
+        task: what the outputs are: logits of a "classification" (N, C), of a "token" (B, L, C) or a "segmentation"
+            (N, C, H, W), a single one being a sigmoid's; "probabilities" (N, C) already; a logit per label of a
+            "multilabel" (N, C); a "regression"; or "gaussian", a regression's mean and log-variance, as a pair or as
+            halves of dimension 1. By default what `Reading` decides from what is returned, and `Prediction.task` says;
+            what may be two things is refused.
+        output: which of several outputs is predicted: its name, its place in a tuple, or a function that takes what
+            the network returns and gives one tensor. By default the one called "logits" or "out", or the only one.
         precision: a regression's output precision τ, whose noise 1/τ is part of the predictive spread.
         keep: also return what each draw predicted.
         progress: a progress bar over a loader; by default where there is a terminal to show it.
     """
-    serving = Serving(model, samples, strategy, tolerance, task=task, precision=precision, keep=keep)
+    serving = Serving(model, samples, strategy, tolerance, task=task, output=output, precision=precision, keep=keep)
     return serving(x, generator, progress=progress)
 
 
@@ -68,7 +78,8 @@ class Serving:
     strategy: Strategy = "auto"
     tolerance: float | None = None
     _: KW_ONLY
-    task: Task = "classification"
+    task: Task | None = None
+    output: Output | None = None
     precision: float | None = None
     keep: bool = False
 
@@ -77,44 +88,46 @@ class Serving:
             raise ValueError(f"predict needs at least one draw, not samples={self.samples!r}.")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {self.strategy!r}.")
-        if self.task not in get_args(Task):
-            raise ValueError(f"A task is 'classification' or 'regression', not {self.task!r}.")
+        self.model = unwrap(self.model)
+        self._posterior = posterior_of(self.model)
+        network = self.model if self._posterior is None else self._posterior.net
+        self._called = network if self._posterior is self.model else self.model
+        self._reading = Reading(self.task, self.output, network)
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
         if self.precision is not None and not (self.task == "regression" and self.precision > 0):
             raise ValueError("An output precision is above 0 and belongs to a regression.")
         if self.keep and self.tolerance is not None:
             raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
-        self.model = unwrap(self.model)
-        self._resident = Resident(self.model) if isinstance(self.model, BayesianModule) else None
+        self._resident = None if self._posterior is None else Resident(self._posterior, self.model)
 
     def __call__(self, x: Any, generator: Generator | None = None, *, progress: bool | None = None) -> Prediction:
         """Predict a batch, or every batch of a loader; `x`, `generator` and `progress` as for `byov.predict`."""
-        one = isinstance(x, Tensor | Mapping)
-        if not one and not isinstance(x, Iterable):
-            raise TypeError(f"predict takes a tensor, a mapping of tensors or a loader, not {type(x).__name__}.")
+        one, batches = batches_of(x, self._called)
+        weights = self.model if self._posterior is None else self._posterior
         if generator is None:
-            generator = Generator(device_of(self.model)).manual_seed(int(torch.randint(1 << 62, ())))
+            generator = Generator(device_of(weights)).manual_seed(int(torch.randint(1 << 62, ())))
         with torch.inference_mode(False), torch.no_grad():
-            if one:
-                return self._batch(ready(x, self.model), generator)
-            start, parts = generator.get_state(), []
-            for batch in _tracked(x, progress):
+            if one is not None:
+                return self._batch(ready(one, weights), generator)
+            start, parts, takes = generator.get_state(), [], Takes.of(self._called)
+            for batch in _tracked(batches, progress):
                 generator.set_state(start)  # the same draws for every batch
-                parts.append(self._batch(ready(first_of(batch), self.model), generator))
+                parts.append(self._batch(ready(first_of(batch, takes), weights), generator))
         return Prediction.cat(parts)
 
     def _batch(self, x: Batch, generator: Generator) -> Prediction:
         """Predict one batch, while no other thread uses the model."""
-        running = Running(size_of(x), self.task, self.precision, self.keep)
+        running = Running(size_of(x), self._reading, self.precision, self.keep)
         if self._resident is None:
             with lock_of(self.model), evaluating(self.model):
-                return self._under(Loop(self.model, x, None), running, samples=1)
+                return self._under(Loop(self.model, x, self._reading), running, samples=1)
+        given = self._resident.model, x, self._reading, self._resident, generator
         if self.strategy == "vmap":
-            with lock_of(self.model), evaluating(self.model.net):  # type: ignore[arg-type]
-                return self._under(Vmap(self.model, x, self._resident, generator), running, self.samples)
+            with lock_of(self._resident.model), evaluating(self._resident.net), self._resident.direct():
+                return self._under(Vmap(*given), running, self.samples)
         with self._resident.installed():
-            draws = Loop(self.model, x, self._resident, generator)
+            draws = Loop(*given)
             head = self._head(draws, running) if self.strategy == "auto" and self.samples > 1 else None
             return self._under(head or draws, running, self.samples)
 
@@ -122,7 +135,7 @@ class Serving:
         """Return the draws of the last layer, if the first passes, which are taken in, show that only it is random."""
         if (found := last_layer(draws.model)) is None:
             return None
-        watch, head = Watch(draws.model.net, found[1]), None
+        watch, head = Watch(draws.net, found[1], draws.reading.tensor), None
         for _ in range(1 if draws.known else 2):
             before = draws.state()
             with watch.watching():

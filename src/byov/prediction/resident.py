@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ class Resident:
             model.net(x)
 
     With a draw written into them it is an ordinary network whose weights never move: compile it, CUDA graphs too.
+    `caller` is a module around the model, such as a LightningModule, which is called in its place.
     """
 
-    def __init__(self, model: BayesianModule) -> None:
+    def __init__(self, model: BayesianModule, caller: nn.Module | None = None) -> None:
         self.model = model
+        self.net = model.net if caller is None or caller is model else caller
         self.modules: list[nn.Module] = []
         self._draw: list[Callable[[Noise], Tensor]] = []
         self._places: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -70,7 +73,9 @@ class Resident:
             if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
                 self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
-            undo.enter_context(evaluating(self.model.net, modules.values()))
+            within = list(modules.values() if self.net is self.model.net else self.net.modules())
+            undo.enter_context(evaluating(self.net, within))
+            undo.enter_context(self.direct())
             for name, tensor in self._named.items():
                 if self.model.handed_under(name):
                     prefix, _, leaf = name.rpartition(".")
@@ -81,8 +86,26 @@ class Resident:
             undo.callback(self._draw.clear)
             with torch.no_grad():
                 self._draw += [factor.drawer() for factor in self.model.factors]
-            self.modules = list(modules.values())
+            self.modules = within
             yield
+
+    @contextmanager
+    def direct(self) -> Iterator[None]:
+        """Let the caller, in this thread, reach the network with the weights that stand in it, not with the mean."""
+        if self.net is self.model.net:
+            yield
+            return
+        own, forward, before = get_ident(), self.model.forward, vars(self.model).get("forward")
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            return (self.model.net if get_ident() == own else forward)(*args, **kwargs)
+
+        vars(self.model)["forward"] = draw
+        try:
+            yield
+        finally:
+            del vars(self.model)["forward"]
+            vars(self.model).update({} if before is None else {"forward": before})
 
 
 def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import e, log, pi
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Task = Literal["classification", "regression"]
+from byov.prediction.outputs import CLASSES, Reading, Task, class_dim
+
 Maybe = Tensor | None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: Lightning moves what predict_step returns field by field
 class Prediction:
     """The posterior predictive of a batch or a data set.
 
     Attributes:
-        mean: the predictive mean: class probabilities (N, C, …), or for regression the network's output.
-        std: the standard deviation over draws (the patching paper's B.3), with a precision τ that of the noise too.
-        entropy: of the predictive mean, in nats: total. For regression the Gaussian's, None without a precision.
+        mean: the predictive mean: class probabilities (N, C, …), for tokens (B, L, C), of a single logit for both
+            classes; each label's probability (N, C); or, for a regression, the network's output.
+        std: the standard deviation over draws (the patching paper's B.3), of a regression with that of the noise.
+        entropy: of the predictive mean, in nats: total. Of each label by itself (N, C), and of each number of a
+            regression as of a Gaussian with this mean and std; None without a noise.
         expected_entropy: the mean of the draws' entropies: aleatoric.
         mutual_information: their difference: epistemic.
         samples: how many draws it took; with a tolerance, one number per input.
         strategy: "loop", "vmap" or "head": what `auto` chose.
-        draws: (S, N, C, …), what each draw predicted, where `keep=True` asked for it.
+        draws: (S, N, C, …), what each draw predicted, where `keep=True` asked; of "gaussian" means and log-variances.
+        task: as which the outputs were read: the one given, or what they were taken for.
+        aleatoric: of a regression the variance of the noise, 1/τ or the mean of the draws'; None without one.
+        epistemic: of a regression the variance of the draws' means; with the aleatoric it is std².
     """
 
     mean: Tensor
@@ -37,19 +44,36 @@ class Prediction:
     samples: int | Tensor
     strategy: str
     draws: Tensor | None = None
+    task: Task = "classification"
+    aleatoric: Tensor | None = None
+    epistemic: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def __repr__(self) -> str:
         used = self.samples if isinstance(self.samples, int) else f"{self.samples.float().mean():.1f} on average"
-        return f"Prediction(mean {tuple(self.mean.shape)}, draws: {used}, strategy: {self.strategy})"
+        return f"Prediction({self.task}: mean {tuple(self.mean.shape)}, draws: {used}, strategy: {self.strategy})"
+
+    def to(self, device: torch.device | str, **options: Any) -> Prediction:
+        """Return it with its tensors on that device."""
+        return self._mapped(lambda tensor: tensor.to(device, **options))
+
+    def cpu(self) -> Prediction:
+        """Return it with its tensors on the CPU."""
+        return self.to("cpu")
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Prediction:
+        moved: dict[str, Any] = {k: function(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     @classmethod
     def cat(cls, parts: list[Prediction]) -> Prediction:
         """Join the predictions of several batches, on the CPU."""
         if not parts:
             raise ValueError("The loader is empty: there is nothing to predict.")
+        if len(shapes := sorted({tuple(part.mean.shape[1:]) for part in parts})) > 1:
+            raise ValueError(f"Batches' predictions have one shape after the first dimension, not {shapes}: pad them.")
         joined: dict[str, Any] = {}
         for name in (field.name for field in fields(cls)):
             values = [getattr(part, name) for part in parts]
@@ -57,10 +81,56 @@ class Prediction:
             joined[name] = torch.cat([v.cpu() for v in values], dim=int(name == "draws")) if tensors else values[0]
         return cls(**joined)
 
+    def to_pandas(self, classes: Sequence[str] | None = None) -> Any:
+        """Return a table: class, confidence and entropies of every input, or the mean and its spread.
 
-def entropy(probs: Tensor) -> Tensor:
+        A row is an input, or a place in it (a token, a pixel), or one of its labels or outputs: the index says which.
+        `classes` names the classes, labels or outputs.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install pandas.") from error
+        mean, std = (each[:, None] if each.ndim == 1 else each for each in (self.mean, self.std))
+        dim = class_dim(self.task, mean, draws=0)
+        if classes is not None and len(classes) != mean.shape[dim]:
+            raise ValueError(f"The prediction has {mean.shape[dim]} classes or outputs, not {len(classes)}.")
+        columns: dict[str, Any] = {"probability" if self.task == "multilabel" else "mean": mean, "std": std}
+        if self.task in CLASSES:
+            confidence, best = mean.max(dim)
+            columns = {
+                "class": best,
+                "confidence": confidence,
+                "std": std.gather(dim, best[None].movedim(0, dim)).sum(dim),
+            }
+        for name in ("aleatoric", "epistemic", "entropy", "expected_entropy", "mutual_information"):
+            if (value := getattr(self, name)) is not None:
+                columns[name] = value
+        levels: list[Sequence[Any]] = [range(size) for size in next(iter(columns.values())).shape]
+        rows = {name: value.reshape(-1).cpu().numpy() for name, value in columns.items()}
+        if classes is not None and "class" in rows:
+            rows["class"] = [classes[i] for i in rows["class"]]
+        elif classes is not None:
+            levels[1] = classes
+        if self.task not in CLASSES and len(levels) == 2 and len(levels[1]) == 1:
+            levels.pop()
+        names = ["input", *PLACES.get(self.task, ("output",)), *(f"axis {i}" for i in range(3, 9))][: len(levels)]
+        several = len(levels) > 1
+        index = (
+            pandas.MultiIndex.from_product(levels, names=names)
+            if several
+            else pandas.RangeIndex(len(self), name="input")
+        )
+        return pandas.DataFrame(rows, index)
+
+
+PLACES = {"token": ("token",), "segmentation": ("row", "column"), "multilabel": ("label",)}
+"""What the dimensions after the inputs' are, in a table's index."""
+
+
+def entropy(probs: Tensor, dim: int = 1) -> Tensor:
     """Compute −Σ p log p over the classes (dimension 1), with 0 log 0 = 0."""
-    return torch.special.entr(probs).sum(1)
+    return torch.special.entr(probs).sum(dim)
 
 
 class Moments:
@@ -71,72 +141,92 @@ class Moments:
 
     def __init__(self, task: Task) -> None:
         self.task, self.count = task, 0
-        self.mean = self.square = self.entropies = torch.zeros(())
+        self.mean = self.square = self.entropies = self.noise = torch.zeros(())
 
     def update(self, values: Tensor) -> None:
-        """Take in draws of the predicted values (K, N, …): probabilities, or a regression's outputs."""
+        """Take in draws of the predicted values (K, N, …): probabilities, a regression's outputs, or (μ, log σ²)."""
+        if self.task == "gaussian":
+            values, log_var = values.chunk(2, 2)
+            self.noise = self.noise + log_var.exp().sum(0)
+            self.entropies = self.entropies + 0.5 * (log(2 * pi * e) + log_var).sum(0)
         new, total = len(values), self.count + len(values)
         variance, mean = torch.var_mean(values, 0, correction=0)
         delta = mean - self.mean
         self.mean = self.mean + delta * (new / total)
         self.square = self.square + variance * new + delta.square() * (self.count * new / total)
-        if self.task == "classification":
-            self.entropies = self.entropies + torch.special.entr(values).sum((0, 2))
+        if self.task in CLASSES:
+            self.entropies = self.entropies + torch.special.entr(values).sum((0, class_dim(self.task, values)))
+        elif self.task == "multilabel":
+            self.entropies = self.entropies + _label_entropy(values).sum(0)
         self.count = total
 
     def take(self, keep: Tensor) -> None:
         """Keep some of the inputs only."""
         self.mean, self.square = self.mean[keep], self.square[keep]
-        self.entropies = self.entropies[keep] if self.task == "classification" else self.entropies
+        self.entropies, self.noise = (each[keep] if each.ndim else each for each in (self.entropies, self.noise))
 
     def standard_error(self) -> Tensor:
         """Compute the Monte-Carlo standard error of each input's predictive mean, the largest over its outputs (N,)."""
         variance = self.square / max(self.count - 1, 1)
         return (variance / self.count).sqrt().reshape(len(variance), -1).amax(1)
 
-    def result(self, precision: float | None) -> dict[str, Tensor | None]:
+    def result(self, precision: float | None) -> dict[str, Any]:
         """Compute the fields of a `Prediction` that are made from moments."""
-        variance = self.square / self.count
-        if self.task == "classification":
-            return prediction_fields(self.mean, variance, entropy(self.mean), self.entropies / self.count)
-        if precision is None:
-            return prediction_fields(self.mean, variance, None, None)
-        variance = variance + 1.0 / precision
-        total = 0.5 * (log(2 * pi * e) + variance.log())  # a Gaussian's
-        return prediction_fields(self.mean, variance, total, torch.full_like(total, 0.5 * log(2 * pi * e / precision)))
+        variance, expected = self.square / self.count, self.entropies / self.count
+        if self.task in CLASSES:
+            total = entropy(self.mean, class_dim(self.task, self.mean, draws=0))
+            return prediction_fields(self.mean, variance, total, expected, self.task)
+        if self.task == "multilabel":
+            return prediction_fields(self.mean, variance, _label_entropy(self.mean), expected, self.task)
+        if self.task == "gaussian":
+            noise = self.noise / self.count
+        elif precision is None:
+            return {**prediction_fields(self.mean, variance, None, None, self.task), "epistemic": variance}
+        else:
+            noise = torch.full_like(variance, 1.0 / precision)
+            expected = torch.full_like(variance, 0.5 * log(2 * pi * e / precision))
+        total = 0.5 * (log(2 * pi * e) + (variance + noise).log())  # a Gaussian's
+        found = prediction_fields(self.mean, variance + noise, total, expected, self.task)
+        return {**found, "aleatoric": noise, "epistemic": variance}
 
 
-def prediction_fields(mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe) -> dict[str, Maybe]:
+def _label_entropy(probs: Tensor) -> Tensor:
+    """Compute the entropy of each label by itself, there or not."""
+    return torch.special.entr(probs) + torch.special.entr(1 - probs)
+
+
+def prediction_fields(
+    mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe, task: Task = "classification"
+) -> dict[str, Any]:
     """Compute the fields of a `Prediction` from the mean, the variance and the two entropies."""
-    found = {"mean": mean, "std": variance.sqrt(), "entropy": total, "expected_entropy": expected}
+    found = {"mean": mean, "std": variance.sqrt(), "entropy": total, "expected_entropy": expected, "task": task}
     return {**found, "mutual_information": None if expected is None else (total - expected).clamp_min(0.0)}  # type: ignore[operator]
 
 
 class Running:
     """A batch on its way through the draws: the moments of those it has seen, and which of its inputs have stopped."""
 
-    def __init__(self, size: int, task: Task, precision: float | None, keep: bool) -> None:
-        self.size, self.task, self.precision, self.keep = size, task, precision, keep
-        self.moments, self.open = Moments(task), torch.arange(size)
+    def __init__(self, size: int, reading: Reading, precision: float | None, keep: bool) -> None:
+        self.size, self.reading, self.precision, self.keep = size, reading, precision, keep
+        self.moments, self.open = Moments(reading.task or "classification"), torch.arange(size)
+        self._rows: Maybe = None
         self._kept: list[Tensor] = []
         self._stopped: list[tuple[Tensor, Moments]] = []
 
     def take(self, outputs: Tensor) -> None:
         """Take in what the network returns under some draws (K, N, …)."""
-        values = self._values(outputs)
+        if outputs.shape[1:2] != (len(self.open),):
+            raise ValueError(
+                f"The network returns a tensor of shape {tuple(outputs.shape[1:])} for {len(self.open)} inputs."
+            )
+        outputs = self.reading.shaped(outputs)
+        if (rows := self.reading.are_probabilities(outputs)) is not None:
+            self._rows = rows if self._rows is None else self._rows & rows
+        values = self.reading.values(outputs)
+        self.moments.task = self.reading.task or "classification"
         self.moments.update(values)
         if self.keep:
             self._kept.append(values)
-
-    def _values(self, outputs: Tensor) -> Tensor:
-        """Return probabilities, or a regression's outputs: in float32 at least, and in memory of their own."""
-        shape = tuple(outputs.shape[1:])
-        if self.task == "classification" and len(shape) < 2:
-            raise ValueError(f"A classifier returns logits (N, C), not a tensor of shape {shape}.")
-        if shape[:1] != (len(self.open),):
-            raise ValueError(f"The network returns a tensor of shape {shape} for {len(self.open)} inputs.")
-        dtype = outputs.dtype if outputs.dtype.itemsize >= 4 else torch.float32
-        return outputs.softmax(2, dtype=dtype) if self.task == "classification" else outputs.to(dtype, copy=True)
 
     def stop(self, tolerance: float) -> Tensor:
         """Stop the inputs whose standard error is below the tolerance; return which of the open ones go on."""
@@ -155,10 +245,16 @@ class Running:
         order = torch.cat([index for index, _ in parts]).argsort()
         fields, *others = (moments.result(self.precision) for _, moments in parts)
         for name, value in fields.items() if others else ():  # to put them in order makes the host wait for a GPU
-            if value is not None:
-                fields[name] = torch.cat([value, *(part[name] for part in others)])[order.to(value.device)]  # type: ignore[list-item]
-        if bad := int((~fields["mean"].isfinite()).reshape(self.size, -1).any(1).sum()):  # type: ignore[union-attr]
-            raise ValueError(f"The network's outputs are not finite for {bad} of {self.size} inputs.")
+            if isinstance(value, Tensor):
+                fields[name] = torch.cat([value, *(part[name] for part in others)])[order.to(value.device)]
+        sure = fields["mean"] if self.moments.task != "gaussian" else fields["mean"] + fields["aleatoric"]
+        bad = (~sure.isfinite()).reshape(self.size, -1).any(1).sum()
+        counts = torch.stack(
+            [bad, bad if self._rows is None else self._rows.to(bad)]
+        ).tolist()  # the one wait for a GPU
+        if counts[0]:
+            raise ValueError(f"The network's outputs are not finite for {counts[0]} of {self.size} inputs.")
+        self.reading.settle(None if self._rows is None else bool(counts[1]))
         used = torch.cat([torch.full((len(index),), moments.count) for index, moments in parts])[order]
         draws = torch.cat(self._kept) if self._kept else None
-        return Prediction(**fields, samples=used if each else self.moments.count, strategy=strategy, draws=draws)  # type: ignore[arg-type]
+        return Prediction(**fields, samples=used if each else self.moments.count, strategy=strategy, draws=draws)

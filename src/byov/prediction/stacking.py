@@ -6,7 +6,7 @@ with the highest log score: max_w 1/N Σ_n log Σ_s w_s p_s(y_n | x_n) over w �
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Generator, Tensor
 from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import device_of, first_of, ready, size_of
+from byov.prediction.inputs import Takes, batches_of, device_of, first_of, ready, size_of
+from byov.prediction.outputs import Reading
 from byov.prediction.resident import Resident
 from byov.prediction.result import Prediction, Running, entropy, prediction_fields
 from byov.prediction.strategies import Loop
@@ -66,7 +67,7 @@ class Stacked:
             mean = (w * values).sum(0)
             expected = (w[..., 0] * torch.stack([entropy(v) for v in values])).sum(0)
             found = prediction_fields(mean, (w * (values - mean).square()).sum(0), entropy(mean), expected)
-            parts.append(Prediction(**found, samples=len(self.noises), strategy="loop"))  # type: ignore[arg-type]
+            parts.append(Prediction(**found, samples=len(self.noises), strategy="loop"))
         return Prediction.cat(parts)
 
 
@@ -110,10 +111,13 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
     """Yield the class probabilities (S, N, C) of each batch under the draws."""
-    resident = Resident(model)
-    for batch in [x] if isinstance(x, Tensor | Mapping) else x:
-        draws = Loop(model, ready(first_of(batch), model), resident)
-        running = Running(size_of(draws.x), "classification", None, keep=True)
+    resident, takes = Resident(model), Takes.of(model.net)
+    one, batches = batches_of(x, model.net)
+    for batch in batches if one is None else [one]:
+        reading = Reading("classification", None, model.net)
+        given = batch if one is not None else first_of(batch, takes)
+        draws = Loop(model, ready(given, model), reading, resident)
+        running = Running(size_of(draws.x), reading, None, keep=True)
         with resident.installed(), torch.inference_mode(False), torch.no_grad():
             for noise in noises:
                 running.take(draws.under(noise)[None])

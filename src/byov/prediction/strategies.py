@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 from byov.posterior.family import Noise
 from byov.prediction.head import alike, fingerprint, known, stacked_noise
-from byov.prediction.inputs import Batch, call, device_of, mapped, tensors_of
+from byov.prediction.inputs import Batch, call, device_of, kept, mapped, tensors_of
+from byov.prediction.outputs import Reading
 from byov.prediction.resident import Resident
 
 Strategy = Literal["auto", "loop", "vmap"]
@@ -27,9 +28,12 @@ class Loop:
 
     strategy, chunk = "loop", 8
 
-    def __init__(self, model: Any, x: Batch, resident: Resident | None, generator: Any = None) -> None:
-        self.model, self.x, self.resident, self.generator = model, x, resident, generator
-        self.known = resident is None or known(resident.modules or model.net.modules())
+    def __init__(
+        self, model: Any, x: Batch, reading: Reading, resident: Resident | None = None, generator: Any = None
+    ) -> None:
+        self.model, self.x, self.reading, self.resident, self.generator = model, x, reading, resident, generator
+        self.net = model if resident is None else resident.net
+        self.known = resident is None or known(resident.modules or self.net.modules())
         self._copy = resident is not None  # a network may write into its inputs: in the first pass or never, if known
 
     def __call__(self, count: int) -> Tensor:
@@ -46,21 +50,21 @@ class Loop:
         return [] if self.resident is None else self.model.noise(self.generator)
 
     def state(self) -> Any:
-        return None if self.known else fingerprint(self.model.net)
+        return None if self.known else fingerprint(self.net)
 
     def under(self, noise: list[Noise]) -> Tensor:
         """Return the network's output under the draw with this noise (N, …)."""
         if self.resident is None:
-            return call(self.model, self.x)
+            return call(self.net, self.x, self.reading.tensor)
         self.resident.write(noise)
         x = mapped(Tensor.clone, self.x) if self._copy else self.x
-        out = call(self.model.net, x)
+        out = call(self.net, x, self.reading.tensor)
         self._copy = self._copy and (not self.known or any(tensor._version for tensor in tensors_of(x)))
         return out
 
     def select(self, keep: Tensor) -> None:
         """Keep some of the inputs only."""
-        self.x = mapped(lambda tensor: tensor[keep], self.x)
+        self.x = kept(self.x, keep)
 
 
 class Vmap(Loop):
@@ -91,9 +95,12 @@ class Vmap(Loop):
         return outputs
 
     def _one(self, noise: list[Noise]) -> Tensor:
-        net, tensors = self.model.net, self.model.tensors(noise)
+        net, inner = self.net, self.model.net
+        within = "" if net is inner else next(f"{name}." for name, module in net.named_modules() if module is inner)
+        tensors = {within + name: tensor for name, tensor in self.model.tensors(noise).items()}
         under = lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False)  # noqa: E731
-        return call(under, mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x))
+        x = mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x)
+        return call(under, x, self.reading.tensor)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class Classifier:
             logits = torch.cat([self._logits(batch) for batch in self._batches(images)])
             moments = Moments("classification")
             moments.update(logits.softmax(1)[None])
-            return Prediction(**moments.result(None), samples=1, strategy="loop")  # type: ignore[arg-type]
+            return Prediction(**moments.result(None), samples=1, strategy="loop")
 
     def draws(self, images: Tensor, samples: int) -> Tensor:
         found = self._drawn(images, samples, keep=True).draws

@@ -201,7 +201,7 @@ class Probe:
             for name, head in heads.items():
                 moments[name].update(head.probabilities(x)[None])
         found = {
-            name: Prediction(**moment.result(None), samples=moment.count, strategy="loop")  # type: ignore[arg-type]
+            name: Prediction(**moment.result(None), samples=moment.count, strategy="loop")
             for name, moment in moments.items()
         }
         temperature = self.temperatures.get("at_mean" if draws is None else "under_draws", 1.0)
