@@ -53,7 +53,7 @@ def timm_vit() -> nn.Module:
 
 
 class Tied(nn.Module):
-    """A language model in small: the output layer reads the embedding's weights; logits are (N, words, length)."""
+    """A language model in small: the output layer reads the embedding's weights; logits are (N, words, 1, length)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Tied(nn.Module):
         self.out.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.norm(self.mix(self.embed(tokens))))).transpose(1, 2)
+        return self.out(torch.tanh(self.norm(self.mix(self.embed(tokens))))).transpose(1, 2)[:, :, None]
 
 
 class Recurrent(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 from math import log
+from typing import Any
 
 import pytest
 import torch
@@ -209,3 +210,36 @@ def test_bad_input_is_one_sentence() -> None:
     ):
         with pytest.raises(kind, match=words):
             byov.check(model, *arguments)
+
+
+def test_tasks_with_classes_are_checked_and_others_refused() -> None:
+    """A single logit as its two classes; tokens by their labels, but for those to ignore; outputs by name."""
+    torch.manual_seed(1)
+    x, y = torch.randn(20, 6), torch.randint(2, (20,))
+    single = byov.bayesianize(nn.Linear(6, 1), byov.Gaussian(-2.0))
+    with pytest.raises(ValueError, match="one number in each place"):
+        byov.check(single, x, y)
+    found = byov.check(single, x, y, task="classification", generator=seeded())
+    p = single.eval()(x).sigmoid()[:, 0]
+    assert found.at_mean["top1"] == pytest.approx(float(((p > 0.5) == y).float().mean()))  # type: ignore[index]
+
+    class Tokens(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": super().forward(x).view(len(x), 2, 3), "half": super().forward(x)[:, :3]}
+
+    tokens, labels = byov.bayesianize(Tokens(6, 6), byov.Gaussian(-2.0)), torch.randint(3, (20, 2))
+    whole = byov.check(tokens, x, labels, task="token", generator=seeded())
+    logits = tokens.eval()(x)["logits"]
+    assert whole.at_mean["top1"] == pytest.approx(float((logits.argmax(2) == labels).float().mean()))  # type: ignore[index]
+    first = torch.where(torch.arange(2) == 0, labels, -100)
+    part = byov.check(tokens, x, first, task="token", generator=seeded())
+    right = (logits.argmax(2) == labels).float()[:, 0]
+    assert part.at_mean["top1"] == pytest.approx(float(right.mean()))  # type: ignore[index]
+    assert byov.check(tokens, x, labels[:, 0], output="half").inputs == 20
+    with pytest.raises(ValueError, match=r"check reads probabilities of classes: .* not 'regression'"):
+        byov.check(single, x, task="regression")
+    outer = nn.Sequential(nn.Linear(6, 6), byov.bayesianize(nn.Linear(6, 3), byov.Gaussian(-2.0)))
+    expected = outer.eval()(x).softmax(1)
+    assert byov.check(outer, x, y, generator=seeded()).at_mean["nll"] == pytest.approx(  # type: ignore[index]
+        float(-expected[range(20), y].log().mean().detach()), rel=1e-4
+    )

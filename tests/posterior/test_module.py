@@ -181,3 +181,14 @@ def test_the_point_of_an_ensemble_loads_a_state_without_versions() -> None:
     net = byov.bayesianize(nn.BatchNorm1d(3), byov.Ensemble(2)).point()
     net.load_state_dict({**net.state_dict(), "num_batches_tracked": torch.tensor(7)}, strict=True)
     assert int(net.num_batches_tracked) == 7  # type: ignore[arg-type]
+
+
+def test_it_prints_the_layers_as_they_are_called() -> None:
+    """A covered bias is no missing one; and printing leaves nothing behind."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False), nn.LSTM(2, 2), nn.BatchNorm1d(2))
+    model = byov.bayesianize(net, byov.Gaussian())
+    state = list(model.state_dict())
+    for line in str(net).splitlines()[1:-1]:
+        assert line.strip() in str(model)
+    assert all(parameter is None for module in model.net.modules() for parameter in module._parameters.values())
+    assert list(model.state_dict()) == state

@@ -1,4 +1,4 @@
-"""Each task against its closed form; what a network returns beside its logits; and what may be two things is refused."""
+"""Each task against its closed form; what is returned beside the logits; and what may be two things is refused."""
 
 from __future__ import annotations
 

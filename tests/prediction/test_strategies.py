@@ -42,9 +42,8 @@ def test_every_family_on_every_network(family: Family, kind: str, cover: str) ->
     assert float(draws.std(0).max()) > 1e-6
     total = stats.entropy(draws.mean(0).numpy(), axis=1)
     aleatoric = stats.entropy(draws.numpy(), axis=2).mean(0)
-    more: Any = {"keep": True, "task": "segmentation" if kind == "tied" else None}
-    ways = {strategy: byov.Serving(model, 6, strategy, **more) for strategy in ("loop", "vmap")}  # type: ignore[arg-type]
-    ways["head" if cover == "output" and kind != "tied" else "loop"] = serving = byov.Serving(model, 6, **more)
+    ways = {strategy: byov.Serving(model, 6, strategy, keep=True) for strategy in ("loop", "vmap")}  # type: ignore[arg-type]
+    ways["head" if cover == "output" and kind != "tied" else "loop"] = serving = byov.Serving(model, 6, keep=True)
     for used, way in [*ways.items(), (None, serving)]:
         found = way(x, seeded())
         assert_close(found.draws, draws, rtol=0, atol=1e-12)

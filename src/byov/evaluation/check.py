@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, exp, log
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils.data import Dataset
 
 from byov.evaluation.scores import main_scores
 from byov.posterior import BayesianModule, Gaussian
@@ -177,6 +178,9 @@ def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple
     """Yield inputs with their labels, or with None, batch by batch."""
     if _is_pair(loader_or_x) and y is None:
         loader_or_x, y = loader_or_x
+    if not isinstance(loader_or_x, Iterable | Dataset):
+        kinds = "a tensor, a mapping, a data set, a pair (x, y) or a loader"
+        raise TypeError(f"check takes {kinds}, not {type(loader_or_x).__name__}.")
     one, batches = batches_of(loader_or_x, net)
     if one is not None:
         yield one, y

@@ -70,7 +70,8 @@ class Serving:
     """Predict again and again: `Serving(model, samples=100)(x)` gives what `byov.predict(model, x, samples=100)` does.
 
     It holds one draw's weights between calls, as a network compiled with CUDA graphs (`mode="reduce-overhead"`) wants.
-    The model may be trained, loaded or changed between calls. The arguments are those of `byov.predict`.
+    The model may be trained, loaded or changed between calls. The arguments are those of `byov.predict`; a task that is
+    not given is decided by the first batch, for all calls.
     """
 
     model: nn.Module

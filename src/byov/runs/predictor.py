@@ -113,7 +113,7 @@ class Classifier:
 
     def _logits(self, batch: Tensor) -> Tensor:
         out = self.net(batch)
-        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(batch):
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(batch) or out.shape[1] < 2:
             got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"A classifier returns logits (N, C), here ({len(batch)}, C), not {got}.")
         return out if out.dtype.itemsize >= 4 else out.float()
