@@ -110,7 +110,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         return unwrap(inner)
     if (held := posterior_of(model)) is None or "forward" in vars(model):
         return model
-    return held if type(model).forward.__module__.startswith(NO_FORWARD) else model
+    return held if (getattr(type(model).forward, "__module__", None) or "").startswith(NO_FORWARD) else model
 
 
 def posterior_of(model: nn.Module) -> BayesianModule | None:

@@ -110,7 +110,7 @@ class Reading:
     def _decide(self, shape: tuple[int, ...]) -> Task:
         """Return the task that the shape (N, …) and the network's own words say, or refuse to guess."""
         problem = getattr(getattr(self.net, "config", None), "problem_type", None)
-        if len(shape) == 2 and problem in PROBLEMS:
+        if len(shape) == 2 and problem in PROBLEMS and self._returned:
             return PROBLEMS[problem]
         tokens = len(shape) == 3 and ("Token" in self._returned or "LM" in self._returned)
         if len(shape) == 3 and not tokens:
