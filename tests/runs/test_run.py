@@ -43,7 +43,7 @@ def opened(folder: Path, name: str, **changes: object) -> Run:
 @pytest.mark.parametrize(("name", "kind"), [("byov", "pretrain"), ("bbb", "train")])
 def test_a_run_says_what_it_is(folder: Path, name: str, kind: str) -> None:
     run = opened(folder, name)
-    assert (run.kind, run.data, run.shape, run.posterior) == (kind, "digits", (1, 8), True)
+    assert (run.kind, run.data, run.shape, run.posterior) == (kind, "digits", (1, 8, True), True)
     assert run.header is not None
     assert run.header.finished
     assert run.digest == digest(run.weights) != opened(folder, {"byov": "bbb", "bbb": "byov"}[name]).digest

@@ -21,7 +21,7 @@ from torch import nn
 import byov
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, start
 from byov.train.journal import LAYER_RECORDS, LEAST_INTERVAL, Journal, layers_due
-from byov.train.loop import TrainConfig
+from byov.train.train_config import TrainConfig
 
 
 def entries(run: Path, name: str = "log.jsonl") -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ from byov.cli import main
 from byov.data.batches import epoch_order
 from byov.train import Stopped, checkpoint
 from byov.train.config import load_config, to_dict
-from byov.train.loop import TrainConfig
 from byov.train.run import FREE, claim
 from byov.train.supervised import Supervised, restore, start
+from byov.train.train_config import TrainConfig
 
 HERE = Path(__file__)
 SETTINGS = [  # 4 steps in an epoch

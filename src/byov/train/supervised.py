@@ -20,9 +20,10 @@ from byov.posterior.factor import Factor
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
-from byov.train.loop import Place, TrainConfig
+from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
+from byov.train.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
