@@ -17,7 +17,8 @@ What = Annotated[
     ),
 ]
 Bootstraps = Annotated[
-    int, typer.Option(help="Resample the draws, or the images, this often.", rich_help_panel=options.DRAWS)
+    int,
+    typer.Option(max=10_000, help="Resample the draws, or the images, this often.", rich_help_panel=options.DRAWS),
 ]
 ForeignImages = Annotated[
     str | None,

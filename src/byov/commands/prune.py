@@ -33,7 +33,10 @@ Groups = Annotated[
     bool, typer.Option("--groups", help="Remove whole attention heads and hidden units, for a smaller network.")
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS)
+    int,
+    typer.Option(
+        max=1000, help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS
+    ),
 ]
 Epochs = Annotated[int, typer.Option(help="Fine-tune for this many epochs in each round.", rich_help_panel=ROUNDS)]
 Rate = Annotated[float, typer.Option(help="Fine-tune at this learning rate.", rich_help_panel=ROUNDS)]

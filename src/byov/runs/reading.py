@@ -62,6 +62,8 @@ class Reading:
                 raise ValueError(f"{name} is at least {least}, not {value}.")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is auto, loop or vmap, not {self.strategy!r}.")
+        if self.data is not None and not self.data.strip():
+            raise ValueError(f"A data set has a name: --data NAME, not {self.data!r}.")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
 

@@ -80,6 +80,8 @@ class Loop:
         if rest:
             parts = f"{fabric.world_size} processes × {config.accumulate} accumulated parts"
             raise ValueError(f"train.batch={config.batch_size} cannot be shared by {parts}.")
+        if share * fabric.world_size == 1 and any(isinstance(m, nn.BatchNorm1d) for m in task.module.modules()):
+            raise ValueError(f"train.batch={config.batch_size} is one image at a time, and a BatchNorm needs two.")
         self.batches = Batches(
             task.data,
             share,
@@ -154,6 +156,8 @@ class Loop:
         state = checkpoint.load(self.path)
         if state["total"] != self.total:
             raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")
+        if type(state["step"]) is not int or not 0 <= state["step"] <= self.total:
+            raise ValueError(f"{self.path} is damaged: it says step {state['step']!r} of {self.total}.")
         if state["recipe"].get("data") != self.recipe.get("data"):
             raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
         checkpoint.fill(self.task.module, state["module"], self.path)

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
-from byov.models.registry import resolve
+from byov.models.registry import resolve, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
@@ -190,6 +190,7 @@ def build(
             raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
     else:
         net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained and fetch)
+        try_image(net, name, data.channels, data.image_size)
     if world > 1:
         net = synchronise(net, device)
     covered, net = with_posterior(net, posterior, recipe.model.pretrained)
