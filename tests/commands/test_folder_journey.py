@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 from byov.cli import main
+from byov.data import datasets
 from byov.data.labelled import in_memory, labelled
 from byov.evaluation.probing import probe_run
 
@@ -116,6 +116,6 @@ def test_a_folder_in_memory_is_what_its_files_hold(pictures: Path, monkeypatch: 
     assert torch.equal(data.images[0], expected)
     assert data.class_names == ("bright", "dark")
     assert in_memory(data, "train") is data
-    monkeypatch.setattr(os, "sysconf", lambda name: 30)
+    monkeypatch.setattr(datasets, "free_memory", lambda: 30)
     with pytest.raises(ValueError, match=r"GiB in memory, where 0 are free: evaluate with --limit"):
         labelled(f"folder:{pictures / 'classes'}", "train", image_size=20)

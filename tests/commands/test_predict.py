@@ -229,7 +229,8 @@ def test_no_link_that_was_planted_is_followed(runs: Path, call: Call, tmp_path: 
 def test_a_tolerance_takes_fewer_draws_where_they_agree(runs: Path, call: Call, tmp_path: Path) -> None:
     assert call("predict", runs / "bbb", "digits", "--samples", 32, "--out", "first.csv")[0] == 0
     middle = np.median([float(row["std"]) for row in rows(tmp_path / "first.csv")]) / 32**0.5
-    assert call("predict", runs / "bbb", "digits", "--samples", 120, "--tolerance", middle)[0] == 0
+    # A little above: the error that decides is the largest over the classes, the column's that of the class named.
+    assert call("predict", runs / "bbb", "digits", "--samples", 120, "--tolerance", 1.25 * middle)[0] == 0
     draws = np.array([int(row["draws"]) for row in rows(tmp_path / "predictions.csv")])
     std = np.array([float(row["std"]) for row in rows(tmp_path / "predictions.csv")])
     assert draws.min() >= 32

@@ -37,7 +37,7 @@ def test_it_predicts_as_by_hand_and_nothing_is_left_changed(kind: str, family: A
     before = snapshot(model)
     with pytest.raises(RuntimeError) if (strategy, kind) == ("vmap", "lstm") else nullcontext():
         found = byov.predict(model, x, 3, strategy, generator=seeded(), keep=True)
-        assert_close(found.draws, expected, rtol=0, atol=0 if strategy == "loop" else 1e-6)
+        assert_close(found.draws, expected, rtol=0, atol=0 if strategy == "loop" else 3e-6)
     assert snapshot(model) == before
     assert model.training
     assert not first.training
