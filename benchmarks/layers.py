@@ -26,7 +26,8 @@ from timing import interleaved
 from byov.data import Batches, ImageSet
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, PretrainTask
 from byov.train.journal import Journal, layer_interval
-from byov.train.loop import Place, TrainConfig
+from byov.train.loop import Place
+from byov.train.train_config import TrainConfig
 
 BAR = 0.01
 CASES = {

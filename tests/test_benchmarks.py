@@ -18,7 +18,7 @@ TINY = ("--device", "cpu", "--threads", "1", "--tiny")
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "all.py"), *TINY, *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_rows_of_a_gpu_run_on_a_cpu_in_its_place(tmp_path: Path) -> None:
 def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
     command = [sys.executable, "-W", "ignore", str(FOLDER / "kernels.py"), "vit_ti4", "--tiny", "--top", "3"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=1800, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     for name in ("deterministic", "byov Gaussian"):

@@ -16,7 +16,8 @@ from torch import Generator
 from byov.data import Batch, ImageSet
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, PretrainTask
 from byov.train.fabric import make_fabric
-from byov.train.loop import Loop, TrainConfig
+from byov.train.loop import Loop
+from byov.train.train_config import TrainConfig
 from rows.setting import Setting, compared
 
 

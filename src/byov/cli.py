@@ -74,11 +74,16 @@ def main() -> None:
         sys.exit(130)
 
 
+def one_line(text: str) -> str:
+    """Spell out line breaks, and whatever else a terminal would obey: a path may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _tell(error: Exception) -> None:
     """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
     if not first_process():
         return
-    sentence = str(error)
+    sentence = str(error).strip()
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."
-    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), sentence), soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), one_line(sentence)), soft_wrap=True)

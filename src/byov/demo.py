@@ -8,21 +8,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from byov.data import ImageSet, load
-from byov.data.augmentations import augment
 from byov.evaluation.probing import ProbedRun, probe_run
 from byov.files import replacing, write_json
-from byov.metrics.functional import calibration_error, ood_auroc, reliability_diagram
-from byov.prediction import Prediction
-from byov.prediction.result import entropy
-from byov.report.collect import FEW, Request
-from byov.report.drawing import canvas
+from byov.report.collect import Request
+from byov.report.content import ALL
+from byov.report.drawing import COLOURS, canvas
 from byov.report.page import report as make_report
 from byov.report.tables import columns, probes
 from byov.reproduce.recipes import load as load_recipe
@@ -31,7 +25,6 @@ from byov.ssl.pretrain import Pretrain, start
 
 DRAWS, FIT_DRAWS = 30, 8
 """To read under, and to fit a probe under."""
-SHIFTS, SEVERITY = FEW, 4
 
 
 def recipe(posterior: bool, epochs: int) -> Pretrain:
@@ -54,11 +47,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
             start(settings, folder / name.lower())
             runs[name] = probe_run(folder / name.lower(), samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
         console.print(probes({name: run.result for name, run in runs.items()}))
-        shifted = under_shift(runs)
-        console.print(shift_table(shifted))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
-        results["shift"] = {name: {"/".join(k): v for k, v in row.items()} for name, row in shifted.items()}
-        reliability_figure(runs, report / "reliability.png")
         page = make_report(
             [folder / name.lower() for name in runs],
             report / "report.html",
@@ -66,6 +55,9 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
             title="byov demo: BYOL and BYOV on digits",
             names=[name.lower() for name in runs],
         )
+        console.print(shift_table(page))
+        reliability_figure(page, report / "reliability.png")
+        results["shift"] = {told["label"]: page["ood"]["values"][told["id"]] for told in page["series"]}
         results["pruning"] = {f"{each['label']}, {c['by']}": c for each in page["pruning"] for c in each["value"]}
         console.print(pruning_table(results["pruning"]))
         write_json(report / "results.json", results)
@@ -86,39 +78,6 @@ def claim(report: Path, kept: bool) -> None:
     report.mkdir(parents=True, exist_ok=True)
 
 
-def test_digits() -> tuple[Tensor, Tensor]:
-    """Return the test digits in [0, 1], and their labels."""
-    test = load("digits", "test")
-    assert isinstance(test, ImageSet)
-    assert test.labels is not None
-    return test.images.float() / 255, test.labels
-
-
-def readings(run: ProbedRun, images: Tensor) -> dict[str, Prediction]:
-    """Return the linear probe's predictions at μ, and with a posterior under draws."""
-    found = {"μ": run.result.probe.predict(images)}
-    if run.result.probe.under_draws:
-        found["draws"] = run.result.probe.predict(images, draws=DRAWS)
-    return found
-
-
-def under_shift(runs: dict[str, ProbedRun]) -> dict[str, dict[tuple[str, str], float]]:
-    """Compute the ECE on shifted test digits, and how well the entropy tells them from clean ones."""
-    clean, labels = test_digits()
-    table: dict[str, dict[tuple[str, str], float]] = {}
-    for name, run in runs.items():
-        known = readings(run, clean)
-        for reading in known:
-            table[f"{name}, {reading}"] = {}
-        for shift in SHIFTS:
-            moved = augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0))
-            for reading, prediction in readings(run, moved).items():
-                row = table[f"{name}, {reading}"]
-                row[shift, "ece"] = float(calibration_error(prediction.mean, labels))
-                row[shift, "auroc"] = float(ood_auroc(entropy(known[reading].mean), entropy(prediction.mean)))
-    return table
-
-
 def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     """Show a row of numbers for each name, in 80 columns."""
     table = columns(title, (first,), headings, SIMPLE)
@@ -128,16 +87,19 @@ def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, S
     return table
 
 
-def shift_table(rows: dict[str, dict[tuple[str, str], float]]) -> Table:
-    """Show the ECE in per cent under each shift, and the mean AUROC of shifted against clean by entropy."""
-    title = f"Linear probe on shifted digits (severity {SEVERITY} of 5): ECE %, and AUROC by entropy"
-    short = [shift.removeprefix("gaussian_").replace("_and_", "/") for shift in SHIFTS]
+def shift_table(page: dict[str, Any]) -> Table:
+    """Show the page's ECE in per cent under each shift, and its AUROC of shifted against clean images by entropy."""
+    ood = page["ood"]
+    shifts = [shift for shift in ood["shifts"] if shift != "clean"]
+    levels = ", ".join(map(str, ood["severities"]))
+    title = f"Linear probe on shifted digits (mean of severities {levels} of 5): ECE %, and AUROC by entropy"
+    short = [shift.removeprefix("gaussian_").replace("_and_", "/").replace(ALL, "mean") for shift in shifts]
     cells = {}
-    for name, row in rows.items():
-        eces = [100 * row[shift, "ece"] for shift in SHIFTS]
-        auroc = sum(row[shift, "auroc"] for shift in SHIFTS) / len(SHIFTS)
-        cells[name] = [f"{ece:.1f}" for ece in (*eces, sum(eces) / len(eces))] + [f"{auroc:.3f}"]
-    return narrow(title, "model", (*short, "mean", "AUROC"), cells)
+    for told in page["series"]:
+        found = ood["values"][told["id"]]
+        eces = [f"{100 * found['ece'][shift]['mean']:.1f}" for shift in shifts]
+        cells[told["label"]] = [*eces, f"{found['auroc_entropy'][ALL]['mean']:.3f}"]
+    return narrow(title, "model", (*short, "AUROC"), cells)
 
 
 def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
@@ -148,20 +110,24 @@ def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
     return narrow(title, "model, pruned by", shares, cells)
 
 
-def reliability_figure(runs: dict[str, ProbedRun], path: Path) -> None:
-    """Draw accuracy against confidence, one line per reading: on the clean test digits, and on all shifted ones."""
-    clean, labels = test_digits()
-    moved = torch.cat([augment(clean, shift, SEVERITY, torch.Generator().manual_seed(0)) for shift in SHIFTS])
+def reliability_figure(page: dict[str, Any], path: Path) -> None:
+    """Draw the page's diagrams of accuracy against confidence, in its colours: on clean digits, and on shifted ones."""
     figure, [panels] = canvas(9, 4.5, 1, 2, sharey=True)
-    sets = {"clean": (clean, labels), "shifted": (moved, labels.repeat(len(SHIFTS)))}
-    for axes, (title, (images, truth)) in zip(panels, sets.items(), strict=True):
+    for axes, (where, diagrams) in zip(panels, page["calibration"].items(), strict=True):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for name, run in runs.items():
-            for reading, prediction in readings(run, images).items():
-                bins = reliability_diagram(prediction.mean, truth, bins=10)
-                seen = bins.count > 5
-                axes.plot(bins.confidence[seen], bins.accuracy[seen], "o-", markersize=3, label=f"{name}, {reading}")
-        axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"{title} digits ({len(images):,})")
+        for told in page["series"]:
+            seen = [point for point in diagrams[told["id"]]["points"] if point["count"] > 5]
+            at_mean = told["reading"] == "at_mean" and page["groups"][told["group"]]["posterior"]
+            axes.plot(
+                [point["confidence"] for point in seen],
+                [point["accuracy"] for point in seen],
+                "o--" if at_mean else "o-",
+                color=COLOURS[told["group"]],
+                markersize=3,
+                label=told["label"],
+            )
+        images = next(iter(diagrams.values()))["images"]
+        axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"{where} digits ({images:,} predictions)")
     panels[0].set_ylabel("accuracy")
     panels[1].legend(frameon=False, loc="upper left")
     with replacing(path) as fresh:

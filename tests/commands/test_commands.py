@@ -118,7 +118,7 @@ def python_m_byov(folder: Path, *words: str) -> subprocess.CompletedProcess[str]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "byov", *words]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
 
 

@@ -1,6 +1,7 @@
 """Image sets by name: digits, .npz files, folders, torchvision's copies, and what is missing."""
 
 import lzma
+import os
 import re
 import tracemalloc
 import zipfile
@@ -133,6 +134,19 @@ def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], split: str, sent
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(ValueError, match=sentence):
         load(f"npz:{tmp_path / 'own.npz'}", split)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=r"x\.npz is not a readable \.npz file: it is a folder, a pipe or a device"):
+        npz(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["folder:", "npz: "])
+def test_a_prefix_without_a_path_is_not_this_folder(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' names no f"):
+        load(name)
 
 
 def test_few_bytes_that_stand_for_very_many_are_refused_before_they_are_unpacked(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from byov import models
-from byov.models.registry import OWN, resolve
+from byov.models.registry import OWN, encoder, resolve
 
 LIBRARIES = [
     *("timm:convnext_atto", "timm:vit_tiny_patch16_224", "timm:mobilenetv3_small_100"),
@@ -181,3 +181,12 @@ def test_a_missing_module_is_named_and_a_users_own_error_is_not_hidden(beside: s
 def test_an_unknown_tag_of_timm_is_named() -> None:
     with pytest.raises(ValueError, match="timm has no network 'resnet18"):
         models.create("timm:resnet18.no_such_tag", 10)
+
+
+def test_images_that_a_network_cannot_take_are_told_before_training() -> None:
+    with pytest.raises(ValueError, match=r"timm:vit_tiny_patch16_224 does not take images of 3×8×8: "):
+        encoder("timm:vit_tiny_patch16_224", 3, 8)
+    net, width = encoder("resnet18", 3, 8)
+    assert net.training
+    assert width == 512
+    assert int(net.get_buffer("bn1.num_batches_tracked")) == 0

@@ -65,7 +65,7 @@ def test_the_answer_is_told_in_numbers(pair: tuple[Path, dict[str, Any]]) -> Non
     told = page.text("answer")
     assert told.strip().startswith("Is BYOV better calibrated than BYOL here?")
     assert "the ECE is" in told
-    assert "interval" in told
+    assert "one run each: differences below about" in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
         assert cell(row["second"]["value"], row["unit"]) in told
         assert signed(row["gap"]["value"], row["unit"], row["second"]["value"]) in told

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from byov.report.decision import rounded_up
 from byov.report.groups import group
 from byov.report.sources import ReportedRun
 from byov.report.verdict import verdict
@@ -16,6 +21,10 @@ from .evaluations import evaluated, seeds, with_images
 
 def answer(*runs: ReportedRun) -> str:
     return verdict(group(runs))["answer"]
+
+
+def told(found: dict[str, Any]) -> str:
+    return " ".join(found["comparisons"][0]["sentences"])
 
 
 def test_several_seeds_decide() -> None:
@@ -29,7 +38,7 @@ def test_several_seeds_decide() -> None:
     clean, shifted = found["comparisons"][0]["sentences"]
     assert clean.replace("\u00a0", " ") == (
         "On 1,000 clean digits images the ECE is 2.00 ± 0.12 % for BYOV under 30 draws, 5.00 ± 0.12 % for BYOL:"
-        " −3.00 points, 95 % interval −3.45 to −2.55."
+        " −3.00 points, 95 % interval over seeds −3.45 to −2.55."
     )
     assert "10.00" in shifted
     assert "Welch" in found["comparisons"][0]["notes"][0]
@@ -38,18 +47,36 @@ def test_several_seeds_decide() -> None:
     assert answer(*noisy, *byol) == answer(*byol, *noisy)  # whatever comes first, BYOL is what BYOV is held against
 
 
-def test_one_run_each_is_judged_over_images_and_says_so() -> None:
+def test_one_run_each_is_told_beyond_twice_the_reach_over_images() -> None:
     honest = [(0.8, int(i % 5 > 0)) for i in range(1000)]
-    boastful = [(0.95, int(i % 5 > 0)) for i in range(1000)]
-    byol = with_images(evaluated("byol", False, 0.0, 0.0), honest)
-    byov = with_images(evaluated("byov", True, 0.15, 0.15), boastful)
-    found = verdict(group([byol, byov]))
+
+    def against(confidence: float) -> dict[str, Any]:
+        byol = with_images(evaluated("byol", False, 0.0, 0.0), honest)
+        gap = confidence - 0.8
+        boastful = [(confidence, int(i % 5 > 0)) for i in range(1000)]
+        return verdict(group([byol, with_images(evaluated("byov", True, gap, gap), boastful)]))
+
+    found = against(0.95)
     assert found["answer"] == "No, it is worse in these runs, on clean and on shifted images."
-    assert "resampling the test images" in found["comparisons"][0]["notes"][0]
-    gap = found["comparisons"][0]["rows"][0]["gap"]
+    assert "nothing tells how far training again would move" in found["comparisons"][0]["notes"][0]
+    row = found["comparisons"][0]["rows"][0]
+    gap = row["gap"]
     assert gap["over"] == "images"
     assert gap["value"] == pytest.approx(0.15)
-    assert 0.1 < gap["low"] < gap["value"] < gap["high"] < 0.2
+    assert row["least"] == pytest.approx(2 * (gap["high"] - gap["value"]))
+    assert not any("interval" in sentence for sentence in found["comparisons"][0]["sentences"])
+    assert f"differences below about {rounded_up(100 * row['least'])} points are not told" in told(found)
+    # The images alone would tell this one: another training might not.
+    close = against(0.8 + 1.5 * (gap["high"] - gap["value"]))
+    assert close["comparisons"][0]["rows"][0]["gap"]["low"] > 0
+    assert close["answer"] == "Not told by one run each, on clean and on shifted images."
+
+
+@pytest.mark.parametrize(
+    ("points", "written"), [(0, "0"), (0.0123, "0.013"), (0.2, "0.20"), (4.01, "4.1"), (37.0, "37"), (37.2, "38")]
+)
+def test_what_is_not_told_is_never_rounded_down(points: float, written: str) -> None:
+    assert rounded_up(points) == written
 
 
 def test_without_seeds_or_images_nobody_can_say() -> None:
@@ -74,7 +101,64 @@ def test_few_mistakes_are_a_warning() -> None:
     assert answer(*pair(0.999)).startswith("Clean images: too few mistakes to tell.")
     assert answer(*pair(0.9)).startswith("Clean images: no, it is worse in these runs.")
     runs = [evaluated("byol", False, 0.01, 0.2, top1=0.998), evaluated("byov", True, 0.01, 0.2, top1=0.998)]
-    assert any("Only 2 clean images are misread" in note for note in verdict(group(runs))["comparisons"][0]["notes"])
+    found = verdict(group(runs))
+    assert found["answer"].startswith("Clean images: too few mistakes to tell.")
+    assert any("Of 1,000 clean images 2 and 2 are misread" in note for note in found["comparisons"][0]["notes"])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_a_model_is_compared_with_its_own_twin(order: tuple[int, ...]) -> None:
+    def run(encoder: str, family: str) -> ReportedRun:
+        found = evaluated(f"{encoder}_{family}", family != "none", 0.05, 0.2)
+        config = {"model": {"encoder": encoder}, "posterior": {"family": family, "beta_end": 0.1}, "train": {"seed": 1}}
+        about = {"kind": "pretrain", "config": config}
+        return replace(found, header=Header(Path(found.name), about, 1, 1))
+
+    runs = [run(encoder, family) for encoder in ("vit", "resnet") for family in ("none", "gaussian")]
+    found = verdict(group([runs[i] for i in order]))
+    pairs = [(each["second"]["label"], each["first"]["label"]) for each in found["comparisons"]]
+    assert sorted(pairs) == [(f"BYOV, encoder {e}", f"BYOL, encoder {e}") for e in ("resnet", "vit")]
+
+
+SHARES = st.floats(0, 0.3)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> list[ReportedRun]:
+    """Models with and without a posterior, of one seed or several, with and without a record of each image."""
+    runs: list[ReportedRun] = []
+    for i, posterior in enumerate(draw(st.lists(st.booleans(), min_size=1, max_size=3))):
+        count, recorded = draw(st.integers(1, 3)), draw(st.booleans())
+        top1 = draw(st.sampled_from([0.7, 0.98, 0.998, 1.0]))
+        for seed in range(count):
+            made = evaluated(f"runs/{'abc'[i]}_{seed}", posterior, draw(SHARES), draw(SHARES), top1)
+            sure = draw(st.floats(0.5, 1))
+            runs.append(with_images(made, [(sure, int(k >= 50 * (1 - top1))) for k in range(50)]) if recorded else made)
+    return runs
+
+
+@settings(max_examples=60, deadline=None)
+@given(reports())
+def test_headline_rows_and_sentences_never_disagree(runs: list[ReportedRun]) -> None:
+    found = verdict(group(runs))
+    if found["comparisons"]:
+        assert found["answer"] == found["comparisons"][0]["answer"]
+    for each in found["comparisons"]:
+        rows = [row for row in each["rows"] if row["score"] == "ece"]
+        lines = each["answer"].split("\n")
+        for row, sentence in zip(rows, each["sentences"], strict=True):
+            where = "Clean" if row["clean"] else "Shifted"
+            said = next((line for line in lines if line.startswith(where)), lines[0]).lower()
+            assert ("yes" in said) == (row["sign"] == -1)
+            assert ("it is worse" in said) == (row["sign"] == 1)
+            assert ("too few mistakes" in said) == row["few"]
+            assert ("in these runs" in said) == (row["least"] is not None and row["sign"] != 0)
+            assert f"{100 * row['gap']['value']:+.2f}".replace("-", "−") in sentence
+            assert ("interval" in sentence) == (row["gap"]["low"] is not None and row["least"] is None)
+            if row["sign"]:
+                beyond = row["gap"]["high"] - row["gap"]["value"] if row["least"] is None else row["least"]
+                assert row["sign"] * row["gap"]["value"] > beyond
+        assert any("misread" in note for note in each["notes"]) == any(row["few"] for row in rows)
 
 
 def test_one_model_alone() -> None:

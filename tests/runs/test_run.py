@@ -148,3 +148,26 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
             Reading(**changes)  # type: ignore[arg-type]
     assert not is_table(str(folder / "bbb"))
     assert not is_table("python:mine:net")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mean": [0.1, 0.2, 0.3]}, "mean and std are not of 1 channels"),
+        ({"mean": [float("nan")]}, "mean or std is out of range"),
+        ({"std": [0.0]}, "mean or std is out of range"),
+    ],
+)
+def test_moments_that_images_cannot_have_are_damage(
+    folder: Path, tmp_path: Path, changes: dict[str, list[float]], said: str
+) -> None:
+    state = checkpoint.load(folder / "bbb" / CHECKPOINT)
+    about = {**state["recipe"], "data": {**state["recipe"]["data"], **changes}}
+    checkpoint.save(tmp_path / CHECKPOINT, {**state, "recipe": about})
+    with pytest.raises(ValueError, match=f"{CHECKPOINT} is damaged: of its header, {said}"):
+        open_run(tmp_path)
+
+
+def test_no_name_is_no_data_set() -> None:
+    with pytest.raises(ValueError, match="A data set has a name"):
+        Reading(data=" ")

@@ -202,6 +202,12 @@ def test_a_run_is_restored(tmp_path: Path) -> None:
         assert not module.training
 
 
+def test_a_norm_of_single_values_needs_two_images_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.batch=1 is one image at a time, and a BatchNorm needs two"):
+        start(recipe("train.batch=1"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> None:
     start(recipe("model.encoder=vit-nano/4", "train.minutes=1e-9"), tmp_path)
     path = tmp_path / "checkpoint.safetensors"
@@ -289,7 +295,7 @@ def test_two_processes_equal_one(tmp_path: Path, family: str, compiled: bool) ->
     command += [str(BYOV_COMMAND), *arguments(tmp_path / "two", *two)]
     paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])  # of what this file imports
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths.rstrip(os.pathsep)}
-    subprocess.run(command, cwd=HERE, env=env, check=True, timeout=300)
+    subprocess.run(command, cwd=HERE, env=env, check=True, timeout=1800)
     torch.manual_seed(0)
     initial = build(recipe(*changes), recipe(*changes).data.load(), 1, torch.device("cpu")).state_dict()
     assert start(recipe(*changes), tmp_path / "one")

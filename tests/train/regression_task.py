@@ -11,7 +11,8 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch
 from byov.data.datasets import ImageSet
 from byov.train.fabric import make_fabric
-from byov.train.loop import Loop, Place, TrainConfig
+from byov.train.loop import Loop, Place
+from byov.train.train_config import TrainConfig
 
 CONFIG = TrainConfig(epochs=3, batch=8, lr=0.1, warmup=0, optimizer="sgd", log_every=1, accelerator="cpu", devices=1)
 STEPS = 4  # in an epoch: 35 images make four batches of eight

@@ -19,10 +19,10 @@ from byov.train import checkpoint
 from byov.train.adapt import as_started, fitting_batch, shorter_side, to_data, to_machine
 from byov.train.config import load_config, to_dict
 from byov.train.fabric import make_fabric, sees_gpu
-from byov.train.loop import ON_CPU, ON_GPU, TrainConfig
 from byov.train.run import claim, difference
 from byov.train.supervised import Supervised
 from byov.train.tabular import TableTrain
+from byov.train.train_config import ON_CPU, ON_GPU, TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -78,7 +78,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, __file__]
     processes = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in range(RANKS)]
     try:
-        assert [process.wait(timeout=180) for process in processes] == [0] * RANKS
+        assert [process.wait(timeout=1800) for process in processes] == [0] * RANKS
     finally:
         for process in processes:
             process.kill()

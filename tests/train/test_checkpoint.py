@@ -199,9 +199,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="is not a byov checkpoint"):
             checkpoint.load(path)
-    save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(ValueError, match="is not a byov checkpoint"):
-        checkpoint.peek(path)
+    for metadata in (None, {"byov": "{}", "crc32": "[]"}):
+        save_file({"a": torch.ones(2)}, path, metadata=metadata)
+        with pytest.raises(ValueError, match="is not a byov checkpoint"):
+            checkpoint.peek(path)
     with pytest.raises(ValueError, match="is a folder"):
         checkpoint.save(tmp_path, {})
 

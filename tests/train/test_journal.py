@@ -21,7 +21,7 @@ from torch import nn
 import byov
 from byov.ssl.pretrain import EncoderConfig, GaussianConfig, Pretrain, start
 from byov.train.journal import LAYER_RECORDS, LEAST_INTERVAL, Journal, layers_due
-from byov.train.loop import TrainConfig
+from byov.train.train_config import TrainConfig
 
 
 def entries(run: Path, name: str = "log.jsonl") -> list[dict[str, Any]]:
@@ -83,6 +83,16 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileExistsError, match=f"{name} is not the log of a run"):
         write(tmp_path, 0, range(1, 3))
     assert (tmp_path / name).read_text() == "my notes\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
+def test_a_pipe_in_the_place_of_a_log_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "layers.jsonl")
+    with (
+        pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"),
+        Journal(tmp_path, 0, 20, 4, True),
+    ):
+        pass
 
 
 def test_neither_log_is_cut_where_the_other_is_none(tmp_path: Path) -> None:

@@ -109,6 +109,12 @@ def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -
     longer = make(tmp_path, replace(CONFIG, epochs=4))
     with pytest.raises(ValueError, match="checkpoint is of a run of 12 steps, this one has 16"):
         longer.resume()
+    state = checkpoint.load(longer.path)
+    for step in (13, -1, 1.5):
+        checkpoint.save(longer.path, {**state, "step": step})
+        with pytest.raises(ValueError, match=f"is damaged: it says step {step} of 12"):
+            make(tmp_path).resume()
+    checkpoint.save(longer.path, state)
     other = make(tmp_path, data=images(seed=1))
     before = {name: value.clone() for name, value in other.task.module.state_dict().items()}
     with pytest.raises(ValueError, match="was started on other data than noise"):

@@ -21,9 +21,9 @@ from byov.cli import main
 from byov.data.batches import epoch_order
 from byov.train import Stopped, checkpoint
 from byov.train.config import load_config, to_dict
-from byov.train.loop import TrainConfig
 from byov.train.run import FREE, claim
 from byov.train.supervised import Supervised, restore, start
+from byov.train.train_config import TrainConfig
 
 HERE = Path(__file__)
 SETTINGS = [  # 4 steps in an epoch
@@ -292,7 +292,7 @@ def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: P
     before = file.read_bytes()
     code = LIMITED.format(tests=str(HERE.parent), limit=limit)
     command = [sys.executable, "-c", code, *words(tmp_path / "run", "train.save_minutes=0"), "--resume"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
@@ -360,13 +360,13 @@ def launch(run: Path, *changes: str, processes: int = 1, **environment: str) -> 
 def test_a_real_signal_ends_a_real_run(tmp_path: Path, number: signal.Signals) -> None:
     run, long = tmp_path / "run", "train.epochs=20000"
     process = launch(run, long)
-    log, until = run / "log.jsonl", monotonic() + 300
+    log, until = run / "log.jsonl", monotonic() + 1800
     while not log.exists() or log.read_bytes().count(b"\n") < 5:
         assert process.poll() is None
         assert monotonic() < until
         sleep(0.05)
     process.send_signal(number)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=1800)
     assert process.returncode == 0, error
     assert f"stopped by {number.name}" in error
     step = checkpoint.peek(run / "checkpoint.safetensors")["step"]
@@ -387,12 +387,12 @@ def test_pictures_that_cannot_be_read_are_told_of_by_every_process(tmp_path: Pat
     settings = (*settings, "train.epochs=1", "train.batch=24", "train.workers=0")
     (tmp_path / "set" / names[order[0]]).write_text("no picture")
     process = launch(tmp_path / "few", *settings, processes=2)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=1800)
     assert process.returncode == 0, error
     assert " ".join(error.split()).count("1 of the 120 images of folder:set cannot be read and were left out") == 1
     (tmp_path / "set" / names[order[1]]).write_text("no picture")
     process = launch(tmp_path / "many", *settings, processes=2)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=1800)
     assert process.returncode != 0
     assert error.count("byov, process 1: 2 of the 120 images of folder:set cannot be read, over 1%") == 1
 
@@ -400,15 +400,15 @@ def test_pictures_that_cannot_be_read_are_told_of_by_every_process(tmp_path: Pat
 @pytest.mark.slow
 def test_two_processes_end_in_one_sentence(tmp_path: Path) -> None:
     """A setting that does not fit, a process that is killed, and one that alone is asked to stop."""
-    _, error = launch(tmp_path / "odd", "train.batch=65", processes=2).communicate(timeout=300)
+    _, error = launch(tmp_path / "odd", "train.batch=65", processes=2).communicate(timeout=1800)
     assert error.count("train.batch=65 cannot be shared by 2 processes × 1 accumulated parts") == 1
     assert error.index("cannot be shared") < error.index("Traceback")  # which is torchrun's
     kill = str(int(signal.SIGKILL))
     process = launch(tmp_path / "dies", "train.epochs=50", processes=2, BYOV_TEST_SIGNAL=kill)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=1800)
     assert error.count("Another process of this run has ended") == 1
     process = launch(tmp_path / "stops", processes=2, BYOV_TEST_SIGNAL=str(int(signal.SIGUSR1)))
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=1800)
     assert process.returncode == 0, error
     assert error.count("stopped by SIGUSR1 (step 3 of 8; continue with --resume)") == 1
     assert checkpoint.peek(tmp_path / "stops" / "checkpoint.safetensors")["step"] == 3

@@ -20,7 +20,7 @@ def command(
         list[str] | None,
         typer.Option("--set", help="Change the recipe by key=value, such as train.lr=0.01; may be repeated."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --run, or start it.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the run in --run, or start it.")] = False,
 ) -> None:
     """Pretrain BYOL or BYOV (posterior.family = "none" or "gaussian") on images without labels.
 

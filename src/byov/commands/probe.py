@@ -9,20 +9,30 @@ import typer
 
 from byov.commands import options
 
+Samples = Annotated[
+    int,
+    typer.Option(
+        max=options.MOST_DRAWS,
+        help="Read under this many draws of the posterior; 0 reads only at μ.",
+        rich_help_panel=options.DRAWS,
+    ),
+]
+Protocol = Annotated[
+    str,
+    typer.Option(
+        help="Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random crops,"
+        " of student and teacher.",
+        rich_help_panel=options.DRAWS,
+    ),
+]
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="Read the pretraining run in this folder.")],
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
-    samples: Annotated[
-        int,
-        typer.Option(
-            max=options.MOST_DRAWS,
-            help="Read under this many draws of the posterior; 0 reads only at μ.",
-            rich_help_panel=options.DRAWS,
-        ),
-    ] = 30,
+    samples: Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     k: Annotated[
@@ -32,14 +42,7 @@ def command(
         ),
     ] = 200,
     network: options.Network = "student",
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random"
-            " crops, of student and teacher.",
-            rich_help_panel=options.DRAWS,
-        ),
-    ] = "lbfgs",
+    protocol: Protocol = "lbfgs",
     epochs: Annotated[
         int, typer.Option(help="Train for this many epochs with --protocol byol.", rich_help_panel=options.DRAWS)
     ] = 80,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from byov.commands import options
+
+if TYPE_CHECKING:
+    from byov.runs import Reading
 
 ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
 Run = Annotated[
@@ -30,7 +33,10 @@ Groups = Annotated[
     bool, typer.Option("--groups", help="Remove whole attention heads and hidden units, for a smaller network.")
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS)
+    int,
+    typer.Option(
+        max=1000, help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS
+    ),
 ]
 Epochs = Annotated[int, typer.Option(help="Fine-tune for this many epochs in each round.", rich_help_panel=ROUNDS)]
 Rate = Annotated[float, typer.Option(help="Fine-tune at this learning rate.", rich_help_panel=ROUNDS)]
@@ -87,13 +93,10 @@ def command(
 
     Example: byov prune runs/byov --sparsity 0.7 --by snr --out pruned.safetensors
     """
-    from byov.commands.console import progress, show
+    from byov.commands.console import show
     from byov.device import choose_device
-    from byov.evaluation.pruning import Prunable, check_file, check_sweep_files, parse_sparsities, prune_run, sweep_runs
-    from byov.files import write_json
+    from byov.evaluation.pruning import Prunable, check_file, check_sweep_files, prune_run
     from byov.report import tables
-    from byov.report.drawing import save
-    from byov.report.figures import pruning_figure
     from byov.runs import Reading, open_run
 
     check_file(out, run, force)
@@ -103,12 +106,7 @@ def command(
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
         check_sweep_files(out, force)
-        probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
-        with progress() as advance:
-            content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=by and by.split(","))  # type: ignore[arg-type]
-        write_json(out, content)
-        save(pruning_figure(content), out.with_suffix(""))
-        show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")
+        _sweep(run, twin, out, by, scope, sparsities, refit, reading)
         return
     if twin is not None or sparsities is not None or refit:
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
@@ -118,3 +116,29 @@ def command(
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))
+
+
+def _sweep(
+    run: Path,
+    twin: Path | None,
+    out: Path,
+    by: str | None,
+    scope: str,
+    sparsities: str | None,
+    refit: bool,
+    reading: Reading,
+) -> None:
+    """Read the run, and its twin, over sparsities; write the scores and their figure."""
+    from byov.commands.console import progress, show
+    from byov.evaluation.pruning import parse_sparsities, sweep_runs
+    from byov.files import write_json
+    from byov.report import tables
+    from byov.report.drawing import save
+    from byov.report.figures import pruning_figure
+
+    probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
+    with progress() as advance:
+        content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=by and by.split(","))  # type: ignore[arg-type]
+    write_json(out, content)
+    save(pruning_figure(content), out.with_suffix(""))
+    show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")

@@ -9,15 +9,20 @@ import typer
 
 from byov.commands import options
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Keep measured numbers in this folder; without it in RUN/report.", show_default=False),
+]
+
 
 def command(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore,"
-            " reproduce."
-        ),
-    ],
+    runs: Runs,
     out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("report.html"),
     samples: options.Samples = 30,
     shift: Annotated[
@@ -28,10 +33,7 @@ def command(
     split: options.Split = "test",
     seed: options.Seed = 0,
     root: options.Root = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Keep measured numbers in this folder; without it in RUN/report.", show_default=False),
-    ] = None,
+    cache: Cache = None,
     title: Annotated[str | None, typer.Option(help="Give the page this title.", show_default=False)] = None,
     device: options.Device = "auto",
     compute: Annotated[

@@ -14,7 +14,7 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change the recipe, as in posterior.family=emp.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --run, or start it.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the run in --run, or start it.")] = False,
 ) -> None:
     """Train a network with labels under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
 

@@ -16,6 +16,8 @@ class Arrays:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         with self.told("is not a readable .npz file"):
+            if self.path.exists() and not self.path.is_file():  # of a pipe the first byte may never come
+                raise ValueError("it is a folder, a pipe or a device")
             self._file = np.load(self.path, allow_pickle=False)
             self.names = tuple(self._file.files)
             for member in self._file.zip.infolist():  # a flipped byte may hide an array, as if it had never been there

@@ -66,6 +66,8 @@ def load(
     """
     check_shape(image_size, channels)
     kind, colon, path = name.partition(":")
+    if kind in ("folder", "npz") and not path.strip():
+        raise ValueError(f"The data set's name {name!r} names no {kind if kind == 'folder' else 'file'}: {kind}:PATH.")
     if colon and kind == "folder":
         return folder(path, split, image_size, channels or 3)
     if name == "imagenet":

@@ -70,7 +70,7 @@ class Check:
 
     @property
     def share(self) -> float:
-        """The mutual information as a share of the entropy."""
+        """Return the mutual information as a share of the entropy."""
         return self.mutual_information / max(self.entropy, 1e-12)
 
     def __str__(self) -> str:

@@ -12,7 +12,8 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.device import choose_device
 from byov.runs import Reading, open_run
-from byov.runs.run import Precision, Pretrained
+from byov.runs.reading import Precision
+from byov.runs.run import Pretrained
 from byov.ssl.features import Side
 from byov.ssl.linear_evaluation import Advance, LinearSettings, batch_size, linear_evaluation
 from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe

@@ -21,7 +21,7 @@ from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import Row, evaluate, plan
 from byov.evaluation.scores import conventions
 from byov.evaluation.summary import corruption_errors, summarise
-from byov.files import REAL, misfit, read_json, write_json
+from byov.files import REAL, check_out, misfit, read_json, write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
 from byov.runs.run import Pretrained
@@ -69,6 +69,7 @@ class Results:
         self.seconds = 0.0
         self.representation: dict[str, Any] | None = None
         """R@1 and R-AUROC of a pretraining run; older files lack them."""
+        check_out(path, force=True)  # a file of ours is continued, but no device is replaced, whoever asks
         if path.exists() and not force:
             before = read(path, "choose another --out, or add --force")
             changed = difference(before["protocol"], self.protocol)

@@ -124,7 +124,28 @@ def encoder(
     with torch.device("meta"):  # only to read the width: no memory, no random numbers
         net = create(name, 1, channels, image_size)
     width = net.get_submodule(_last_linear(net, name)).in_features
-    return create(name, 0, channels, image_size, pretrained), int(width)  # type: ignore[arg-type]
+    net = create(name, 0, channels, image_size, pretrained)
+    if image_size is not None:
+        try_image(net, name, channels, image_size)
+    return net, int(width)  # type: ignore[arg-type]
+
+
+def try_image(net: nn.Module, name: str, channels: int, image_size: int) -> Tensor:
+    """Return what a network gives for one black image, leaving its modes and statistics alone.
+
+    Refuse images that it cannot take.
+    """
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            return net(torch.zeros(1, channels, image_size, image_size))
+    except (RuntimeError, AssertionError, IndexError) as error:
+        shape, reason = f"{channels}×{image_size}×{image_size}", (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{name} does not take images of {shape}: {reason.rstrip('.')}.") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def resolve(name: str) -> Any:
@@ -153,16 +174,7 @@ def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, 
     net = make()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        with torch.no_grad():
-            out = net(torch.zeros(1, channels, image_size, image_size))
-    except RuntimeError as error:
-        shape = f"{channels}×{image_size}×{image_size}"
-        raise ValueError(f"{name} does not take images of {shape}: {str(error).splitlines()[0]}.") from error
-    for module, mode in modes.items():
-        module.training = mode
+    out = try_image(net, name, channels, image_size)
     if not isinstance(out, Tensor) or out.ndim != 2:
         raise ValueError(f"An encoder gives features (N, width); {name} does not.")
     return net, out.shape[1]

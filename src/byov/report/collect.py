@@ -23,7 +23,7 @@ from byov.evaluation.retrieval import without_labels
 from byov.evaluation.rows import CLEAN, Row, evaluate, plan
 from byov.evaluation.scores import main_scores
 from byov.evaluation.summary import READINGS
-from byov.files import write_json
+from byov.files import read_json, write_json
 from byov.prediction import Prediction
 from byov.report.figures import gallery_entries
 from byov.report.sources import ReportedRun, finite
@@ -75,7 +75,7 @@ class Cache:
     def get(self, part: str) -> Any:
         """Return what was kept under the same key; None otherwise."""
         try:
-            content = json.loads((self.folder / f"{part}.json").read_text(encoding="utf-8"))
+            content = read_json(self.folder / f"{part}.json")
             same = content["kind"] == KIND and content["protocol"] == json.loads(json.dumps(self.key))
             return content["result"] if same else None
         except (OSError, ValueError, KeyError, TypeError):  # a file that is not ours is not read, and is written anew

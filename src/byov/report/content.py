@@ -144,7 +144,14 @@ def ood(groups: Sequence[Group]) -> dict[str, Any]:
         return {}
     order = sorted(shifts, key=lambda name: (name != CLEAN, name == ALL))  # stable
     metrics = {name: {"name": words, "unit": unit, "more": more} for name, (words, unit, more) in METRICS.items()}
-    return {"shifts": order, "severities": sorted(severities), "metrics": metrics, "values": _means(cells)}
+    values = _means(cells)
+    for score in (found for of_series in values.values() for found in of_series.values() if ALL in found):
+        for severity in map(str, severities):
+            each = [
+                found[severity] for shift, found in score.items() if shift not in (CLEAN, ALL) and severity in found
+            ]
+            score[ALL] |= {severity: sum(each) / len(each)} if each else {}
+    return {"shifts": order, "severities": sorted(severities), "metrics": metrics, "values": values}
 
 
 def _means(tree: Any) -> Any:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's, from dark to light."""
+COLOURS = ("#c2410c", "#0b62a8", "#00795a", "#a8407f", "#8a6500", "#4a5fb0", "#000000", "#777777")
+"""One colour per model, the same six as on the page (`templates/style.css`), which most eyes can tell apart."""
 ORDERED = "viridis"
 """For what has an order: depth, or the strength of noise."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

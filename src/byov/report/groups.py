@@ -82,6 +82,23 @@ def group(runs: Sequence[ReportedRun]) -> list[Group]:
     return [Group(label, members) for label, members in zip(_labels(each), each, strict=True)]
 
 
+def twin(group: Group, points: Sequence[Group]) -> Group:
+    """Return the point model most like a group: of its kind, fewest settings other, those of the posterior aside."""
+    own = _beside_posterior(group)
+
+    def distance(point: Group) -> tuple[bool, int]:
+        other = _beside_posterior(point)
+        differ = sum(own.get(key) != other.get(key) for key in {*own, *other})
+        return point.runs[0].kind != group.runs[0].kind, differ
+
+    return min(points, key=distance)  # the first of equals
+
+
+def _beside_posterior(group: Group) -> dict[str, Any]:
+    settings = flatten(group.runs[0].config)
+    return {k: v for k, v in settings.items() if k not in {SEED, *FREE} and not k.startswith("posterior.")}
+
+
 def _key(run: ReportedRun) -> str:
     if not run.config:
         stem = re.sub(r"[-_ ]?(seed)?[-_ ]?\d+$", "", run.name)

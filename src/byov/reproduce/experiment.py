@@ -16,7 +16,7 @@ from statistics import stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from byov.files import check_out, write_json
+from byov.files import check_out, read_json, write_json
 from byov.runs import read_header
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class Context:
         path = self.out / "parts" / f"{name}.json"
         if not path.is_file():
             return None
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
+        if not isinstance(before, dict) or "result" not in before:
+            raise ValueError(f"{path} is damaged: remove it, and its part is measured again.")
         return before["result"] if same_protocol(before.get("protocol"), self._asked(protocol), defaults) else None
 
     def kept(
@@ -232,7 +234,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["kind"] != KIND:
             raise ValueError(content["kind"])
     except (ValueError, KeyError, TypeError):

@@ -2,7 +2,8 @@
 
 from byov.runs.header import CHECKPOINT, Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
-from byov.runs.run import Reading, Run, open_run
+from byov.runs.reading import Reading
+from byov.runs.run import Run, open_run
 
 __all__ = [
     "CHECKPOINT",

@@ -114,10 +114,22 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
     about = state["recipe"]
     if about.get("kind") not in kinds:
         raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {about.get('kind')!r}.")
-    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int})
-    if wrong or len(about["shape"]) != 2:
-        raise ValueError(f"{file} is damaged: of its header, {wrong or 'shape has not two numbers'}.")
+    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int}) or _odd_numbers(about)
+    if wrong:
+        raise ValueError(f"{file} is damaged: of its header, {wrong}.")
     return Header(file, about, state.get("step") or 0, state.get("total") or 0)
+
+
+def _odd_numbers(about: dict[str, Any]) -> str:
+    """Return what is impossible in the shape and the moments of the images; empty if nothing is."""
+    shape, mean, std = about["shape"], about["data"]["mean"], about["data"]["std"]
+    if len(shape) != 2:
+        return "shape has not two numbers"
+    if about["kind"] == "table":
+        return ""
+    if not len(mean) == len(std) == shape[0]:
+        return f"mean and std are not of {shape[0]} channels"
+    return "" if all(map(math.isfinite, (*mean, *std))) and all(s > 0 for s in std) else "mean or std is out of range"
 
 
 def _peek(file: Path) -> dict[str, Any]:

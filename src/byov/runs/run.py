@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torchvision
@@ -18,73 +18,15 @@ from byov.data.labelled import in_memory, labelled
 from byov.models.registry import resolve
 from byov.posterior.module import BayesianModule
 from byov.prediction import Prediction
-from byov.prediction.predict import Strategy
 from byov.runs.header import Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
+from byov.runs.reading import Reading
 from byov.ssl import pretrain
 from byov.ssl.byol import BYOL
-from byov.ssl.features import Encoder, Side
+from byov.ssl.features import Encoder
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
 from byov.train import supervised
-
-Precision = Literal["32-true", "bf16-mixed"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a run is read: under which draws, on which images, where and how precisely."""
-
-    samples: int = 30
-    strategy: Strategy = "loop"
-    seed: int = 0
-    """Of the draws, the probe, and what the limits take."""
-    fit_samples: int = 8
-    """Draws that a probe is fitted under."""
-    batch_size: int = 512
-    device: torch.device | str = "cpu"
-    precision: Precision = "32-true"
-    """Of the network; probes and probabilities are float32 either way."""
-    temper: bool = False
-    """Fit a temperature for a probe's probabilities."""
-    network: Side = "student"
-    """The network of a pretraining run that a probe is fitted on: the student, or the teacher, which has no draws."""
-    tolerance: float | None = None
-    """Of `byov.predict`; a probe has none."""
-    data: str | None = None
-    """The data set's name; None: the one that the run was made from."""
-    split: str = "test"
-    limit: int | None = None
-    """Read this many images of the split, drawn at random; None: all."""
-    train_limit: int | None = None
-    """Fit a probe on this many training images."""
-    root: str | Path | None = None
-    """The folder of the data sets."""
-    image_size: int | None = None
-    """For a network of one's own: the size that images are brought to."""
-    channels: int | None = None
-    normalise: bool = False
-    """For a network of one's own: standardise the images by the training split's moments."""
-    trust: bool = False
-    """Import the module that a checkpoint's recipe names, `python:module:function`. It runs whatever is in there."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"A precision is {' or '.join(get_args(Precision))}, not {self.precision!r}.")
-        if self.network not in get_args(Side):
-            raise ValueError(f"A network is the student or the teacher, not {self.network!r}.")
-        for name in ("samples", "fit_samples", "batch_size", "limit", "train_limit", "image_size", "channels"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                least = "one image" if name.endswith("limit") else "1"
-                raise ValueError(f"{name} is at least {least}, not {value}.")
-        if self.strategy not in get_args(Strategy):
-            raise ValueError(f"A strategy is auto, loop or vmap, not {self.strategy!r}.")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
-
-    @property
-    def autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.precision == "bf16-mixed" else None
 
 
 class Run:

@@ -23,10 +23,11 @@ from byov.ssl.views import Views
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
 from byov.train.config import Count, Fraction, LogVariance, NonNegative, Share, Width, check, from_dict
-from byov.train.loop import Place, TrainConfig
+from byov.train.loop import Place
 from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
+from byov.train.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

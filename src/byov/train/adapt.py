@@ -24,7 +24,7 @@ from byov.data import FolderSet, ImageSet
 from byov.data.tables import Rows
 from byov.models.registry import fitting_size
 from byov.train.fabric import sees_gpu
-from byov.train.loop import ON_GPU, TrainConfig
+from byov.train.train_config import ON_GPU, TrainConfig
 
 STEPS = 1000
 """The least number of steps, where a recipe does not say how many epochs."""

@@ -118,6 +118,8 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check:
             about, tensors = file.metadata(), {}
             skeleton = about[_KEY]
             sums = json.loads(about.get(_SUMS, "{}"))  # a file of an older byov has none
+            if not isinstance(sums, dict):
+                raise ValueError("checksums by name")
             if sums and sums.pop("") != zlib.crc32(skeleton.encode()):
                 raise _Damaged("its header")
             for name in file.keys():  # noqa: SIM118 (it is no dict)

@@ -14,7 +14,7 @@ from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from byov.train.loop import TrainConfig
+from byov.train.train_config import TrainConfig
 
 
 def sees_gpu(config: TrainConfig) -> bool:

@@ -194,9 +194,11 @@ def _naming(path: Path) -> Iterator[None]:
 def _check(path: Path) -> None:
     """Refuse a file that is not ours to cut or to continue."""
     if path.exists():
-        with path.open("rb") as file:
-            start = file.read(len(_START))
-        if not _START.startswith(start):
+        ours = path.is_file()  # a pipe would wait for ever
+        if ours:
+            with path.open("rb") as file:
+                ours = _START.startswith(file.read(len(_START)))
+        if not ours:
             raise FileExistsError(f"{path} is not the log of a run: choose another --run, or move that file away.")
 
 

@@ -20,8 +20,9 @@ from byov.train import Stopped, adapt, checkpoint
 from byov.train.config import flatten, to_dict
 from byov.train.fabric import agreed, aloud, make_fabric, together
 from byov.train.lock import locked
-from byov.train.loop import ON_CPU, ON_GPU, Loop, Task
+from byov.train.loop import Loop, Task
 from byov.train.signals import Signals
+from byov.train.train_config import ON_CPU, ON_GPU
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -105,14 +106,7 @@ def execute(
             parts = fabric.world_size * train.accumulate
             recipe, data, on_data = adapt.to_data(recipe, recipe.data.load(), parts)
             task, more = make(recipe, data, fabric)
-        about = {
-            "kind": kind,
-            "config": to_dict(recipe),
-            "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
-            "shape": [data.channels, data.image_size],
-            **more,
-        }
-        loop = Loop(fabric, task, recipe.train, run, about)
+        loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **more})
         with agreed(fabric):
             if fabric.is_global_zero:
                 stack.enter_context(locked(run))
@@ -137,6 +131,16 @@ def execute(
             dist.barrier()
             dist.destroy_process_group()
     return finished
+
+
+def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str, Any]:
+    """Return what every checkpoint says of its run; `runs.header` reads it."""
+    return {
+        "kind": kind,
+        "config": to_dict(recipe),
+        "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
+        "shape": [data.channels, data.image_size],
+    }
 
 
 def _say(*lines: str) -> None:

@@ -14,15 +14,16 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.models import create
-from byov.models.registry import resolve
+from byov.models.registry import resolve, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
-from byov.train.loop import Place, TrainConfig
+from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
+from byov.train.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def build(
             raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
     else:
         net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained and fetch)
+        try_image(net, name, data.channels, data.image_size)
     if world > 1:
         net = synchronise(net, device)
     covered, net = with_posterior(net, posterior, recipe.model.pretrained)

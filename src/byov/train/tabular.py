@@ -23,10 +23,11 @@ from byov.models.registry import resolve
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
 from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
-from byov.train.loop import Place, Precision, TrainConfig
+from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
 from byov.train.supervised import Penalised, PenalisedTask, with_posterior
+from byov.train.train_config import Precision, TrainConfig
 
 PREFIXES = ("table:", "uci:")
 
