@@ -43,7 +43,7 @@ from byov.posterior.random import categorical, normal, uniform
 Start = Literal["copy", "reset"]
 
 SPREAD = 0.8
-"""How far components start apart, unless told: √L layers, each by 0.8/√L of its weights. Measured in results/defaults."""
+"""How far components start apart, unless told: in L layers by 0.8/√L of each weight. Measured in results/defaults."""
 
 
 def _within(value: float, end: float) -> bool:
@@ -61,12 +61,12 @@ class _Components(ABC):
     """K learned centroids, role `components` (K, P), mixed with fixed or learned probabilities.
 
     `probs` defaults to uniform, as everywhere in the paper. `start="copy"` starts every centroid at the network's
-    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew. `spread` moves
-    each element w of each centroid by spread·|w|·ε from there, the mean of the centroids staying where it was: else the
-    patches of a norm, which all start at 1 and 0, are told apart by nothing but the batches they happen to see. Unless
-    given, it is 0.8/√L for copies in L layers, so that what it adds up to does not depend on the depth, and 0 for what
-    starts anew. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are learned,
-    each layer its own (an `Ensemble` has one for all).
+    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew. `spread`
+    moves each element w of each centroid by spread·|w|·ε from there, the mean of the centroids staying where it was:
+    else the patches of a norm, which all start at 1 and 0, are told apart by nothing but the batches they happen to
+    see. Unless given, it is 0.8/√L for copies in L layers, so that what it adds up to does not depend on the depth, and
+    0 for what starts anew. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are
+    learned, each layer its own (an `Ensemble` has one for all).
     """
 
     k: int
