@@ -22,7 +22,7 @@ from byov.reproduce.defaults_scores import averaged
 from byov.reproduce.defaults_sets import Place, names
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 
-SEEDS = 5
+SEEDS = 3
 SPLITS = 2
 """How many splits of a table; each is read with one seed, and the tables are averaged."""
 DEFAULT = "Gaussian"

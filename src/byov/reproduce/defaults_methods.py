@@ -1,6 +1,6 @@
 """The methods of `byov reproduce defaults`: how each is trained and what it predicts, the same for every set.
 
-All have 1,000 steps of Adam at 3e-3, as README's loop, batches of 64, and see the same rows; what has a KL has β times
+All have 600 steps of Adam at 3e-3, as README's loop, batches of 64, and see the same rows; what has a KL has β times
 it. Nothing here was chosen on a test set: results/defaults/README.md has what was tried, on held-out rows.
 """
 
@@ -33,7 +33,7 @@ from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, 
 from byov.reproduce.defaults_sets import Task
 from byov.ssl.temperature import fit_temperature, tempered
 
-STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 1000, 64, 3e-3, 1e-3, 30, 5
+STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 600, 64, 3e-3, 1e-3, 30, 5
 
 
 def _on_both(family: Any) -> Rules:
