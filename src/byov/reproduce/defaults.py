@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from byov.posterior.mixture import SPREAD
 from byov.reproduce import defaults_methods as methods
 from byov.reproduce.defaults_methods import MEMBERS, METHODS, RULES, Read, fit, trainer
 from byov.reproduce.defaults_scores import averaged
@@ -56,8 +57,8 @@ def defaults(context: Context) -> Outcome:
 
 def protocol() -> dict[str, Any]:
     """Return what every reading depends on."""
-    rules = {name: repr(methods.RULES[name]) for name in RULES}
-    return {"steps": methods.STEPS, "batch": methods.BATCH, "lr": methods.LR, "beta": methods.BETA, "rules": rules}
+    m = methods
+    return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": m.BETA, "draws": m.DRAWS, "spread": SPREAD}
 
 
 def readings(context: Context, name: str) -> Readings:
