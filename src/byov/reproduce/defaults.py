@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from byov.posterior.mixture import SPREAD
+from byov.reproduce import defaults_cifar
 from byov.reproduce import defaults_methods as methods
 from byov.reproduce.defaults_methods import MEMBERS, METHODS, RULES, Read, fit, trainer
 from byov.reproduce.defaults_scores import averaged
@@ -43,7 +44,7 @@ def defaults(context: Context) -> Outcome:
     torch.set_num_threads(1)  # small networks: more threads only wait for each other
     sets: dict[str, Readings] = {}
     left_out: list[str] = []
-    for name in names():
+    for name in (*names(), *(defaults_cifar.NAMES if context.scale == "full" else ())):
         try:
             sets[name] = readings(context, name)
         except ValueError as error:
@@ -66,8 +67,10 @@ def readings(context: Context, name: str) -> Readings:
     found: Readings = {method: [] for method in METHODS}
     for seed in range(SPLITS if name.startswith("uci-") else SEEDS):
         place = Place(name, seed if name.startswith("uci-") else 0, context.root)
-        about = {**protocol(), "set": name, "split": place.split}
-        each = context.kept(f"{name}_seed{seed}", about, partial(measure, place, context.seed + seed))
+        about, number = {**protocol(), "set": name, "split": place.split}, context.seed + seed
+        cifar = name in defaults_cifar.NAMES
+        make = partial(defaults_cifar.measure, context, name, number) if cifar else partial(measure, place, number)
+        each = context.kept(f"{name}_seed{seed}", about, make)
         for method in METHODS:
             found[method].append(each[method])
     return found

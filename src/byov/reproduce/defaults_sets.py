@@ -65,7 +65,7 @@ class Task:
         """Return inputs whose every feature is that of another test input: each is likely, all together are not."""
         flat = self.test_x.flatten(1)
         order = torch.rand(flat.shape, generator=Generator().manual_seed(0)).argsort(0)
-        return flat.gather(0, order).view_as(self.test_x)
+        return flat.gather(0, order.to(flat.device)).view_as(self.test_x)
 
 
 def names() -> list[str]:
