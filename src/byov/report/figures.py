@@ -17,7 +17,8 @@ from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mis
 from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.noise import NoiseVariance
-from byov.evaluation.pruning import Curve, sweep_groups
+from byov.evaluation.pruning import Curve
+from byov.evaluation.sweep import sweep_groups
 from byov.prediction import Prediction
 from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
 from byov.report.representation import representation_figure
