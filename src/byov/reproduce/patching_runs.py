@@ -72,8 +72,9 @@ METHODS: dict[str, Method] = {
 }
 """In the order in which they are trained: what the paper's claims are about comes first."""
 
-PATCHES = ("on", "output_family", "k", "start", "spread", "apart", "gain", "sigma", "learn_probs", "alternate")
-_MASKED = ("on", "output_family", "p", "sigma")
+_ANY = ("on", "output_family", "sigma", "shared_sigma", "alternate")
+PATCHES = (*_ANY, "k", "start", "spread", "apart", "gain", "learn_probs", "zero")
+_MASKED = (*_ANY, "p")
 IDENTITY: dict[str, tuple[str, ...]] = {"none": (), "dropout": _MASKED, "dropconnect": _MASKED}
 """By family, the settings of [posterior] that tell its runs apart; PATCHES for those with components."""
 
