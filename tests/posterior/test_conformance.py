@@ -113,7 +113,7 @@ class TestDraws:
         assert list(model.net.parameters()) == []
 
     def test_vmap_gives_the_numbers_of_a_loop(self, cell: Cell) -> None:
-        model = cell.spread().model.eval()
+        model = cell.spread().double().model.eval()
         noises = [model.noise(seeded(seed)) for seed in range(3)]
         stacked = [{key: torch.stack([n[i][key] for n in noises]) for key in noises[0][i]} for i in range(len(model.q))]
         with torch.no_grad():

@@ -179,8 +179,8 @@ class BayesianModule(nn.Module):
             [factor.kl(*prior.moments(i, factor.layout)) for i, factor in enumerate(self.factors)]
         ).sum()
         if points:
-            for i, (_, point) in enumerate(self.points(), start=len(self.q)):
-                mean, std = prior.point_moments(i)
+            for i, (name, point) in enumerate(self.points(), start=len(self.q)):
+                mean, std = prior.point_moments(i, name, tuple(point.shape))
                 total = total + 0.5 * ((point - mean) / std).square().sum()
         return total
 
