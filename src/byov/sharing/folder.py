@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 from byov.files import misfit, read_json, replacing, write_json
 from byov.posterior.bayesianize import bayesianize
 from byov.posterior.family import Family
