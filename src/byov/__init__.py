@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from byov.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from byov.evaluation.representation import representation_uncertainty
     from byov.posterior import (
@@ -30,13 +32,13 @@ if TYPE_CHECKING:
     )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
+    from byov.sharing import load
     from byov.ssl.features import features
-
-__version__ = "0.1.0"
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
     "prune": "byov.pruning",
+    **dict.fromkeys(("export", "load"), "byov.sharing"),
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
     "representation_uncertainty": "byov.evaluation.representation",
@@ -54,6 +56,7 @@ _PARTS = (
     "prediction",
     "pruning",
     "runs",
+    "sharing",
     "ssl",
     "train",
 )
@@ -92,10 +95,12 @@ __all__ = [
     "beta",
     "check",
     "elbo",
+    "export",
     "features",
     "hold_apart",
     "input_layer",
     "kl_scale",
+    "load",
     "norm_layers",
     "output_layer",
     "parameter_groups",
