@@ -24,6 +24,7 @@ FAMILIES: list[Family] = [  # a new family is one more line
     byov.Ensemble(3, learn_probs=True),
     byov.EMP(3, learn_probs=True),
     byov.ECMP(3, learn_probs=True),
+    byov.KroneckerGaussian(),
 ]
 
 
