@@ -28,6 +28,14 @@ if TYPE_CHECKING:
         output_layer,
         parameter_groups,
     )
+    from byov.posthoc import (
+        Conformal,
+        Temperature,
+        conformal,
+        from_checkpoints,
+        laplace,
+        temperature,
+    )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
     from byov.ssl.features import features
@@ -36,6 +44,9 @@ __version__ = "0.1.0"
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
+    **dict.fromkeys(
+        ("Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
+    ),
     "prune": "byov.pruning",
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
@@ -51,6 +62,7 @@ _PARTS = (
     "models",
     "overhead",
     "posterior",
+    "posthoc",
     "prediction",
     "pruning",
     "runs",
@@ -78,6 +90,7 @@ __all__ = [
     "EMA",
     "EMP",
     "BayesianModule",
+    "Conformal",
     "DropConnect",
     "Dropout",
     "Ensemble",
@@ -89,17 +102,22 @@ __all__ = [
     "Serving",
     "TeacherMean",
     "TeacherNormal",
+    "Temperature",
     "bayesianize",
     "beta",
     "check",
+    "conformal",
     "elbo",
     "features",
+    "from_checkpoints",
     "hold_apart",
     "kl_scale",
+    "laplace",
     "norm_layers",
     "output_layer",
     "parameter_groups",
     "predict",
     "prune",
     "representation_uncertainty",
+    "temperature",
 ]
