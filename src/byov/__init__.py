@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         DropConnect,
         Dropout,
         Ensemble,
+        FullGaussian,
         Gaussian,
+        KroneckerGaussian,
         Normal,
         Shared,
         TeacherMean,
@@ -30,6 +32,14 @@ if TYPE_CHECKING:
         output_layer,
         parameter_groups,
     )
+    from byov.posthoc import (
+        Conformal,
+        Temperature,
+        conformal,
+        from_checkpoints,
+        laplace,
+        temperature,
+    )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
     from byov.sharing import load
@@ -37,6 +47,9 @@ if TYPE_CHECKING:
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
+    **dict.fromkeys(
+        ("Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
+    ),
     "prune": "byov.pruning",
     **dict.fromkeys(("export", "load"), "byov.sharing"),
     "check": "byov.evaluation.check",
@@ -53,6 +66,7 @@ _PARTS = (
     "models",
     "overhead",
     "posterior",
+    "posthoc",
     "prediction",
     "pruning",
     "runs",
@@ -81,25 +95,32 @@ __all__ = [
     "EMA",
     "EMP",
     "BayesianModule",
+    "Conformal",
     "DropConnect",
     "Dropout",
     "Ensemble",
+    "FullGaussian",
     "Gaussian",
+    "KroneckerGaussian",
     "Normal",
     "Prediction",
     "Serving",
     "Shared",
     "TeacherMean",
     "TeacherNormal",
+    "Temperature",
     "bayesianize",
     "beta",
     "check",
+    "conformal",
     "elbo",
     "export",
     "features",
+    "from_checkpoints",
     "hold_apart",
     "input_layer",
     "kl_scale",
+    "laplace",
     "load",
     "norm_layers",
     "output_layer",
@@ -107,4 +128,5 @@ __all__ = [
     "predict",
     "prune",
     "representation_uncertainty",
+    "temperature",
 ]
