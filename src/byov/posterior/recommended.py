@@ -1,4 +1,4 @@
-"""What `bayesianize` does unless told: the posteriors that results/defaults recommends."""
+"""What `bayesianize` does unless told: the posterior that results/defaults recommends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from byov.posterior.select import Rules, output_layer
 Recommended = Literal["scratch", "pretrained"]
 
 RULES: dict[str, Rules] = {
-    "scratch": Gaussian(relative=0.05),
+    "scratch": {output_layer: Gaussian(relative=0.05)},
     "pretrained": {output_layer: Gaussian(relative=0.05)},
 }
+"""The same for both so far: from scratch it was chosen on held-out rows, and of a pretrained network the output layer is
+what is new, while its features stay what they are."""
 
 
 def recommended(start: str) -> Rules:

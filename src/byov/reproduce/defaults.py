@@ -27,7 +27,7 @@ from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, 
 SEEDS = 3
 SPLITS = 2
 """How many splits of a table; each is read with one seed, and the tables are averaged."""
-DEFAULT = "Gaussian"
+DEFAULT = "Gaussian output"
 """The method that `bayesianize(net)` takes: chosen on the held-out rows."""
 TURNS = 60
 """How many steps of each method are timed."""
