@@ -64,7 +64,7 @@ def test_our_names_come_first() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("cifar_resnet_18", {}, "nearest names are .*cifar_resnet18"),
+        ("cifar_resnet_18", {}, "no network called .* try .*cifar_resnet18"),
         ("vit_tiny_patch16_225", {}, "vit_tiny_patch16_224"),
         ("xyzzy:resnet18", {}, "prefix"),
         ("torchvision:convnext_atto", {}, "no network called"),

@@ -76,8 +76,8 @@ def create(
         return _torchvision(bare, classes, channels, image_size, pretrained)
     if bare.startswith("pyramidnet"):
         raise ValueError(f"A PyramidNet's name is pyramidnetDEPTH_aALPHA, such as pyramidnet110_a270, not {name!r}.")
-    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4)
-    raise ValueError(f"There is no network called {name!r}; the nearest names are {', '.join(close) or 'none'}.")
+    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4) or ["convnet32", "resnet18", "vit-nano/4"]
+    raise ValueError(f"There is no network called {name!r}; try {', '.join(close)}.")
 
 
 LARGEST = 224
