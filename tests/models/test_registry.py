@@ -184,7 +184,7 @@ def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
     [
         ("missing", "has no 'missing'"),
         ("Inner.missing", r"has no 'Inner\.missing'"),
-        ("number", "is not a function that returns an encoder, but of type int"),
+        ("number", "is not a function that returns a network, but of type int"),
         ("nothing", r"gives NoneType, not a torch\.nn\.Module"),
         ("maps", r"gives features \(N, width\)"),
         ("Two", r"gives features \(N, width\)"),

@@ -19,7 +19,7 @@ from byov.data import Batch
 from byov.data.config import Like
 from byov.data.tables import Rows, Scale, Table, matched, table, training_rows, uci
 from byov.models import regression_mlp
-from byov.models.registry import resolve
+from byov.models.registry import call_entry
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
 from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
@@ -167,9 +167,7 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
     if name == "mlp":
         net: nn.Module = regression_mlp(features, recipe.model.hidden, outputs, recipe.model.norm)
     elif name.startswith("python:"):
-        net = resolve(name.removeprefix("python:"))(features, outputs)
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+        net = call_entry(name, features, outputs)
     else:
         raise ValueError(f"A table's network is mlp, or python:module:function, not {name!r}.")
     if world > 1:
