@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
     from byov.ssl.features import features
+    from byov.train.fit import fit
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _ELSEWHERE = {
     "prune": "byov.pruning",
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
+    "fit": "byov.train.fit",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
@@ -45,6 +47,8 @@ torch, and a posterior neither timm nor torchvision."""
 _PARTS = (
     "data",
     "evaluation",
+    "hf",
+    "lightning",
     "metrics",
     "models",
     "overhead",
@@ -90,6 +94,7 @@ __all__ = [
     "check",
     "elbo",
     "features",
+    "fit",
     "hold_apart",
     "kl_scale",
     "norm_layers",
