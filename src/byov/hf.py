@@ -50,7 +50,7 @@ class Trainer(transformers.Trainer):
         factors = [f for model in found for f in model.factors if isinstance(f.family, Gaussian)]
         data: Any = self.train_dataset or ()
         weights, examples = sum(f.layout.numel for f in factors), len(data)
-        self.n, self.steps = n or float(max(weights, examples, 1)), 1000
+        self.n = n or float(max(weights, examples, 1))
         self.beta_end = beta_end if beta_end is not None else 0.1 if weights > examples else 1.0
         beta(0, 1, self.beta_end)  # refuses what is no β
 
@@ -59,13 +59,10 @@ class Trainer(transformers.Trainer):
         """Return β at this step."""
         return beta(self.state.global_step, max(self.state.max_steps, 1), self.beta_end)
 
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        self.steps = num_training_steps
-        super().create_optimizer_and_scheduler(num_training_steps)
-
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            groups = parameter_groups(self.model, self.args.learning_rate, self.steps)  # type: ignore[arg-type]
+            steps = max(self.state.max_steps, self.args.max_steps)
+            groups = parameter_groups(self.model, self.args.learning_rate, steps if steps > 0 else 1000)  # type: ignore[arg-type]
             self.optimizer = torch.optim.AdamW(
                 groups,
                 weight_decay=self.args.weight_decay,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
-from time import monotonic
 from typing import Any, get_args
 
 import torch
@@ -83,19 +82,8 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
     history = History(criterion.name, float(max(examples, weights) if n is None else n))
     fitting = Fitting(model, criterion, optimizer, history, steps, end, precision)
-    kept: dict[str, Tensor] = {}
     with _bar(steps, progress) as fitting.advance:
-        for epoch in range(1, epochs + 1):
-            started, row = monotonic(), {"epoch": epoch, **fitting.train(loader)}
-            row |= {} if validation is None else fitting.validate(validation, samples)
-            history.add({**row, "seconds": monotonic() - started})
-            if history.best == epoch and validation is not None:
-                kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
-            if validation is not None and patience is not None and epoch - history.best >= patience:
-                break
-    if kept:
-        model.load_state_dict(kept)
-    model.eval()
+        fitting.run(loader, validation, epochs, samples, patience)
     return history
 
 

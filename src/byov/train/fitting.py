@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
+from time import monotonic
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,21 @@ class Fitting:
     precision: Precision
     step: int = 0
     advance: Callable[[str], None] = lambda text: None
+
+    def run(self, loader: Any, validation: Any, epochs: int, samples: int, patience: int | None) -> None:
+        """Train to the end, or until the validation has not been better for some epochs; keep the best weights."""
+        kept: dict[str, Tensor] = {}
+        for epoch in range(1, epochs + 1):
+            started, row = monotonic(), {"epoch": epoch, **self.train(loader)}
+            row |= {} if validation is None else self.validate(validation, samples)
+            self.history.add({**row, "seconds": monotonic() - started})
+            if self.history.best == epoch and validation is not None:
+                kept = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+            if validation is not None and patience is not None and epoch - self.history.best >= patience:
+                break
+        if kept:
+            self.model.load_state_dict(kept)
+        self.model.eval()
 
     def train(self, loader: Any) -> dict[str, float]:
         """Go through the loader once; return the mean loss and the last penalty."""

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from byov.metrics import functional as scores
 from byov.posterior import BayesianModule
-from byov.prediction.inputs import Takes, call, first_of, ready
+from byov.prediction.inputs import LABELS, Takes, call, first_of, ready
 from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
 from byov.prediction.result import Prediction
 
-NAMES = ("labels", "label", "targets", "target")
-"""What labels are called in a batch that is a mapping."""
 IGNORED = -100
 """The label of a token or a pixel that does not count, as everywhere in torch."""
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +31,7 @@ class Labelled(NamedTuple):
     def of(cls, batch: Any, takes: Takes) -> Labelled:
         """Take the labels out of (x, y), (a, b, y) or a mapping with "labels"."""
         if isinstance(batch, Mapping):
-            name = next((name for name in NAMES if name in batch), None)
+            name = next((name for name in LABELS if name in batch), None)
             if name is not None:
                 return cls({key: value for key, value in batch.items() if key != name}, torch.as_tensor(batch[name]))
         elif isinstance(batch, tuple | list) and len(batch) > 1:
