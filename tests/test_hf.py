@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import byov
+from byov.overhead import overhead
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -95,6 +96,8 @@ def test_lora_from_the_rules_to_pefts_files(on: str, tmp_path: Path) -> None:
             nn.init.normal_(parameter)
     model = byov.bayesianize(net, byov.hf.lora(byov.Gaussian(-2.0), on))
     assert {name.split(".")[-3] for name in model.covered()} == {f"lora_{letter}" for letter in on}
+    plain, gaussian, *_ = overhead(net, on="*lora_*" if on == "AB" else "*lora_A*")
+    assert gaussian.parameters - plain.parameters == sum(map(torch.numel, model.mean().values()))
     prediction = byov.predict(model, X, 8)
     assert prediction.task == "classification"
     assert float(prediction.mutual_information.mean()) > 0  # type: ignore[union-attr]

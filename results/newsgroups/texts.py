@@ -52,11 +52,11 @@ def tokens(weights: Path, found: list[str]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def embedded(weights: Path, data: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
-    """Return every text's embedding (N, 384) and its group; computed once."""
+def embedded(weights: Path, data: Path, part: str, cache: Path, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the embeddings (N, 384) of so many texts, and their groups; computed once."""
     file = cache / f"{part}.pt"
     if not file.exists():
-        found, labels = texts(data, part)
+        found, labels = (each[:count] for each in texts(data, part))
         batch, encoder = tokens(weights, found), AutoModel.from_pretrained(weights).eval()
         rows = range(0, len(labels), 50)
         parts = [{name: value[i : i + 50] for name, value in batch.items()} for i in rows]

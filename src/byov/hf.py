@@ -2,7 +2,8 @@
 
     model = byov.bayesianize(peft.get_peft_model(net, config), byov.hf.lora())
     byov.hf.Trainer(model=model, args=arguments, train_dataset=data).train()
-    model.save_pretrained(FOLDER) or model.merge_and_unload(): PEFT's own files, or the plain network, at the mean
+    model.point().save_pretrained(FOLDER)                             # PEFT's own files, at the mean
+    model.merge_and_unload()                                          # the plain network, adapters merged at the mean
 
 It takes a BayesianModule as it takes the network inside, whose signature, configuration and loss it sees.
 """
@@ -22,7 +23,7 @@ from byov.posterior.family import Family
 def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
     """Return the rules for a posterior on the adapters of a PEFT network: on A and B, or with `on="A"` on A alone.
 
-    B starts at zero, so a family relative to the weights' scale has none there: the default is Gaussian(-8), σ = 0.018.
+    By default the family is Gaussian(-8): σ = 0.018, a little less than A's weights have, while B starts at zero.
     """
     if on not in ("A", "B", "AB"):
         raise ValueError(f"A LoRA has the matrices 'A' and 'B', or 'AB' for both, not {on!r}.")

@@ -64,7 +64,7 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
     if isinstance(x, Dataset) or type(x).__module__.startswith("datasets."):
         return None, DataLoader(x, ROWS)
     if isinstance(x, Tensor | Mapping | np.ndarray):
-        return x, ()
+        return without_labels(x, Takes.of(net)), ()
     if not isinstance(x, Iterable):
         allowed = "a tensor, a mapping of tensors, an array, a data set or a loader"
         raise TypeError(f"predict takes {allowed}, not {type(x).__name__}.")
@@ -100,11 +100,16 @@ def first_of(batch: Any, takes: Takes) -> Any:
             batch = tuple(batch[: takes.needed])
         elif not (takes.listed and isinstance(batch, list)):
             batch = first
-    if isinstance(batch, Mapping) and takes.names is not None:
-        batch = {name: value for name, value in batch.items() if name in takes.names or name not in LABELS}
     if not isinstance(batch, Tensor | Mapping | np.ndarray | tuple | list):
         raise TypeError(f"A loader gives tensors, (x, y) pairs or mappings, not {type(batch).__name__}.")
-    return batch
+    return without_labels(batch, takes)
+
+
+def without_labels(batch: Any, takes: Takes) -> Any:
+    """Return a mapping without the labels that the network has no argument for; another batch as it is."""
+    if not isinstance(batch, Mapping) or takes.names is None or not any(name in batch for name in LABELS):
+        return batch
+    return {name: value for name, value in batch.items() if name in takes.names or name not in LABELS}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
