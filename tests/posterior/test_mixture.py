@@ -328,3 +328,40 @@ def test_families_are_frozen_and_equal_by_value() -> None:
     assert len({byov.EMP(3), byov.EMP(3), byov.ECMP(3)}) == 2
     with pytest.raises(AttributeError):
         byov.EMP(3).k = 4
+
+
+# A component at zero
+
+
+@pytest.mark.parametrize("kind", [byov.EMP, byov.ECMP])
+def test_a_component_stays_at_zero(kind: Any) -> None:
+    """D.1: one of the components restricted to zero; the others are learned, and the mean is the network's weights."""
+    family = kind(3, PROBS, zero=True, spread=0.5)
+    net = small()
+    shake(net)
+    model = byov.bayesianize(net, family)
+    components = model.factors[0].get_parameter("components")
+    assert components.shape == (2, sum(p.numel() for p in net.parameters()))
+    flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+    torch.testing.assert_close(model.factors[0].flat_mean(), flat)
+    centroids = torch.cat([components.detach() / (1 - PROBS[2]), torch.zeros_like(flat)[None]])
+    draws = torch.cat([d.detach().flatten(1) for d in model.sample(3000, seeded()).values()], 1)
+    of = (draws[:, None] - centroids).abs().argmin(1)
+    assert ((draws - centroids.gather(0, of)).abs() < 1e-6).all()
+    assert fits(of[:, 0], PROBS) > 0.001
+    assert set(of[draws == 0].tolist()) <= {2}
+    quadratic = 0.5 * sum(p * (c - 0.1).square().sum() for p, c in zip(PROBS, centroids, strict=True)) / 0.7**2
+    torch.testing.assert_close(model.kl(byov.Normal(0.1, 0.7)), quadratic)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(8, 2)).square().sum().backward()
+    optimizer.step()
+    assert (torch.cat([d.detach().flatten(1) for d in model.sample(200, seeded()).values()], 1) == 0).any()
+    assert repr(family) != repr(kind(3, PROBS))
+    assert repr(kind(3, PROBS)) == f"{kind.__name__}(k=3, probs={PROBS}, sigma=0.0, start='copy')"  # as it was
+
+
+def test_no_zero_where_it_has_no_meaning() -> None:
+    with pytest.raises(ValueError, match="Ensemble has no component at zero"):
+        byov.Ensemble(3, zero=True)
+    with pytest.raises(ValueError, match="has fixed probabilities"):
+        byov.EMP(3, learn_probs=True, zero=True)

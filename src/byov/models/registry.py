@@ -11,11 +11,12 @@ from typing import Any
 import timm
 import torch
 import torchvision
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from byov.models.convnet import DEPTHS, convnet, resnet
 from byov.models.pyramidnet import pyramidnet
-from byov.models.vit import SIZES, vit
+from byov.models.vit import SIZES, start_as_byov, vit
 
 Builder = Callable[[int, int, int | None], nn.Module]  # classes, channels, image size
 PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")  # any depth and α, with bottlenecks or without
@@ -117,7 +118,8 @@ def encoder(
 ) -> tuple[nn.Module, int]:
     """Build a network without its last layer; return it with the width of the features (batch, width) that it gives.
 
-    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module.
+    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module. A
+    transformer of timm's (`timm:vit_*`) starts as BYOV's does, unless its weights are pretrained.
     """
     if name.startswith("python:"):
         return _own_encoder(name, channels, image_size or 224)
@@ -125,6 +127,8 @@ def encoder(
         net = create(name, 1, channels, image_size)
     width = net.get_submodule(_last_linear(net, name)).in_features
     net = create(name, 0, channels, image_size, pretrained)
+    if isinstance(net, VisionTransformer) and not pretrained and name not in OWN:  # ours have done so
+        start_as_byov(net)
     if image_size is not None:
         try_image(net, name, channels, image_size)
     return net, int(width)  # type: ignore[arg-type]

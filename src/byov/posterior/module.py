@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -191,8 +192,8 @@ class BayesianModule(Transparent):
             [factor.kl(*prior.moments(i, factor.layout)) for i, factor in enumerate(self.factors)]
         ).sum()
         if points:
-            for i, (_, point) in enumerate(self.points(), start=len(self.q)):
-                mean, std = prior.point_moments(i)
+            for i, (name, point) in enumerate(self.points(), start=len(self.q)):
+                mean, std = prior.point_moments(i, name, tuple(point.shape))
                 total = total + 0.5 * ((point - mean) / std).square().sum()
         return total
 
@@ -223,6 +224,22 @@ class BayesianModule(Transparent):
         """Return the state at the posterior mean under the network's own keys: it loads into the plain network."""
         state = {**self.net.state_dict(), **{k: v.detach().clone() for k, v in self.tensors().items()}}
         return {key: state[self._first_name(key)] for key in self._keys}
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Save to a folder that `byov.load` reads, with a model card; the options are those of `byov.sharing.save`."""
+        from byov.sharing.folder import save
+
+        save(self, folder, **options)
+
+    def push_to_hub(self, repo_id: str, *, hub: Mapping[str, Any] | None = None, **options: Any) -> str:
+        """Save to a repository on the Hugging Face Hub; return the commit's address.
+
+        `hub` holds what `huggingface_hub`'s `push_to_hub` takes: private, token, branch, create_pr, commit_message.
+        """
+        from byov.sharing.folder import save
+        from byov.sharing.hub import push
+
+        return push(lambda folder: save(self, folder, **options), repo_id, **(hub or {}))
 
     def spec(self) -> StateSpec:
         """Return what a state must agree on to be loaded here: families, parameters and the kind of prior."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-ON_A_COPY = ("merge_and_unload", "unload", "save_pretrained", "push_to_hub")
-"""Methods that take the network apart, or write it down: they get a copy at the posterior mean."""
+ON_A_COPY = ("merge_and_unload", "unload")
+"""Methods that take the network apart: they get a copy at the posterior mean."""
 BEFORE = ("merge_", "unmerge_", "resize_")
 """How methods begin that write weights which they would not find again after the call."""
 

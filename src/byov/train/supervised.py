@@ -21,7 +21,7 @@ from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import from_dict
 from byov.train.loop import Place
-from byov.train.posterior_config import FamilyConfig
+from byov.train.posterior_config import FamilyConfig, is_shared
 from byov.train.run import execute, reopen
 from byov.train.train_config import TrainConfig
 
@@ -144,8 +144,10 @@ class Patches:
 
     def __init__(self, net: nn.Module, posterior: FamilyConfig) -> None:
         self.net, self.posterior = net, posterior
-        self.patched = list(net.q.parameters()) if isinstance(net, BayesianModule) else []
+        factors = net.factors if isinstance(net, BayesianModule) else []
+        self.patched = [p for factor in factors if not is_shared(factor) for p in factor.parameters()]
         self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
+        self.shared += [p for factor in factors if is_shared(factor) for p in factor.parameters()]
         if posterior.alternate and not self.shared:
             raise ValueError(
                 "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
