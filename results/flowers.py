@@ -26,8 +26,9 @@ import byov
 from byov.data.sources import npz
 
 EPOCHS, MORE, BATCH, RATE, SIZE, HELD_OUT = 3, 100, 32, 1e-3, 128, 655
-OTHER, DRAWS = 500, 10
-"""How many of Imagenette's pictures are read, and under how many draws where the whole network is random."""
+OTHER, PART, DRAWS = 500, 1024, 5
+"""How many of Imagenette's pictures are read, of how many training pictures a part is, and under how many draws a
+network is read that is random everywhere."""
 READINGS = Path(__file__).parent / "flowers"
 RULES: dict[str, Any] = {
     "map": None,
@@ -130,17 +131,6 @@ def train(data: str, weights: str, runs: str, *methods: str) -> None:
 # Afterwards
 
 
-def scores(test: byov.Prediction, labels: Tensor, other: byov.Prediction) -> dict[str, float]:
-    """Compute the table's numbers; foreign pictures are told by the entropy of the predictive mean."""
-    metrics = byov.metrics.functional
-    return {
-        "top1": 100 * float(metrics.accuracy(test.mean, labels)),
-        "ece": 100 * float(metrics.calibration_error(test.mean, labels)),
-        "nll": float(metrics.nll(test.mean, labels)),
-        "auroc": 100 * float(metrics.ood_auroc(metrics.entropy(test.mean), metrics.entropy(other.mean))),
-    }
-
-
 class Sets:
     """The sets of pictures: to train on, held out, to test on, and of other things."""
 
@@ -150,17 +140,28 @@ class Sets:
         few = torch.randperm(len(other.labels), generator=torch.Generator().manual_seed(0))[:OTHER]
         self.labels = test.labels
         self.train, self.held = loader(*train), loader(*held)
+        self.part, self.size = loader(*(each[:PART] for each in train)), len(train[1])
         self.test, self.other = loader(test.images, test.labels), loader(other.images[few], other.labels[few])
 
-    def read(self, model: nn.Module, samples: int = 1, temperature: Any = None) -> dict[str, float]:
-        """Predict both test sets; the seconds are those of a thousand pictures."""
-        start, options = time.process_time(), {"samples": samples, "temperature": temperature, "progress": False}
-        test, other = (
-            byov.predict(model, each, generator=torch.Generator().manual_seed(0), **options)  # type: ignore[arg-type]
-            for each in (self.test, self.other)
-        )
-        seconds = 1000 * (time.process_time() - start) / (len(test) + len(other))
-        return {**scores(test, self.labels, other), "predict": seconds}
+    def read(self, model: nn.Module, samples: int) -> Iterator[tuple[str, dict[str, float]]]:
+        """Predict both test sets, as they are and at a temperature; the seconds are those of a thousand pictures."""
+
+        def scores(test: byov.Prediction, other: byov.Prediction) -> dict[str, float]:
+            metrics = byov.metrics.functional
+            return {
+                "top1": 100 * float(metrics.accuracy(test.mean, self.labels)),
+                "ece": 100 * float(metrics.calibration_error(test.mean, self.labels)),
+                "nll": float(metrics.nll(test.mean, self.labels)),
+                "auroc": 100 * float(metrics.ood_auroc(metrics.entropy(test.mean), metrics.entropy(other.mean))),
+            }
+
+        start, found = time.process_time(), []
+        for each in (self.test, self.other):
+            found.append(byov.predict(model, each, samples, generator=torch.Generator().manual_seed(0), progress=False))
+        seconds = 1000 * (time.process_time() - start) / sum(map(len, found))
+        yield "", {**scores(*found), "predict": seconds}
+        warm, more = timed(lambda: byov.temperature(model, self.held, samples=samples))
+        yield " + temperature", {**scores(*map(warm, found)), "temperature": warm.value, "warm": more}
 
 
 def loader(images: Tensor, labels: Tensor) -> DataLoader[Any]:
@@ -213,13 +214,6 @@ def measure(data: str, runs: str, *methods: str) -> None:
     """Fit and read the methods, all or those named, and write each down as soon as it is read."""
     sets, net = Sets(data), model_of("map", runs).eval().to(memory_format=torch.channels_last)
 
-    def afterwards(fit: Callable[[], nn.Module], samples: int) -> Iterator[tuple[str, dict[str, float]]]:
-        model, seconds = timed(fit)
-        yield "", {"fit": seconds, **sets.read(model, samples)}
-        warm, more = timed(lambda: byov.temperature(model, sets.held, samples=samples))
-        reading = sets.read(model, samples, warm)
-        yield " + temperature", {"fit": seconds, "warm": more, "temperature": warm.value, **reading}
-
     def saved(method: str) -> Callable[[], nn.Module]:
         def load() -> nn.Module:
             model = model_of(method, runs)
@@ -231,16 +225,19 @@ def measure(data: str, runs: str, *methods: str) -> None:
     fits: dict[str, tuple[Callable[[], nn.Module], int]] = {
         "map": (lambda: net, 1),
         "laplace": (lambda: byov.laplace(net, sets.train), 100),
+        "laplace of a part": (lambda: byov.laplace(net, sets.part, examples=sets.size), 100),
         "laplace-torch": (lambda: Theirs(net, sets), 1),
         "gaussian head": (lambda: gaussian_head(net, sets), 100),
         **{method: (saved(method), DRAWS) for method in ("longer", "gaussian", "emp", "ecmp")},
     }
     for method in methods or fits:
-        for suffix, reading in afterwards(*fits[method]):
+        fit, samples = fits[method]
+        model, seconds = timed(fit)
+        if method in RULES:
+            seconds += torch.load(Path(runs) / f"{method}.pt", weights_only=True)["seconds"]
+        for suffix, reading in sets.read(model, samples):
             file = READINGS / f"{method}{suffix}.json".replace(" ", "_")
-            if method in RULES:
-                reading["fit"] += torch.load(Path(runs) / f"{method}.pt", weights_only=True)["seconds"]
-            file.write_text(json.dumps({"method": method + suffix, **reading}, indent=1) + "\n")
+            file.write_text(json.dumps({"method": method + suffix, "fit": seconds, **reading}, indent=1) + "\n")
             print(file.read_text(), flush=True)
 
 
