@@ -212,13 +212,13 @@ class Theirs(nn.Module):
 
 def measure(data: str, runs: str, *methods: str) -> None:
     """Fit and read the methods, all or those named, and write each down as soon as it is read."""
-    sets, net = Sets(data), model_of("map", runs).eval().to(memory_format=torch.channels_last)
+    sets, net = Sets(data), model_of("map", runs).eval()
 
     def saved(method: str) -> Callable[[], nn.Module]:
         def load() -> nn.Module:
             model = model_of(method, runs)
             model.load_state_dict(torch.load(Path(runs) / f"{method}.pt", weights_only=True)["state"])
-            return model.eval().to(memory_format=torch.channels_last)
+            return model.eval()
 
         return load
 
