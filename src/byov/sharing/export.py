@@ -102,17 +102,7 @@ def export(
         force: replace a file that is there.
     """
     path = Path(path)
-    if not isinstance(model, BayesianModule):
-        raise TypeError(
-            f"export takes a BayesianModule, not {type(model).__name__}: a plain network is exported by torch itself."
-        )
-    if format not in get_args(Format):
-        raise ValueError(f"A format is 'torch' or 'onnx', not {format!r}.")
-    if (path.suffix == ".onnx") != (format == "onnx"):
-        raise ValueError(f"{path.name} is not the name of a file for format={format!r}: ONNX files end in .onnx.")
-    check_out(path, force, "path")
-    if format == "onnx":
-        _check_onnx(model, draws)
+    _check(model, path, draws, format, force)
     if generator is None:
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
     start = generator.get_state()
@@ -131,6 +121,21 @@ def export(
             torch.export.save(program, fresh)
         else:
             _write_onnx(program, fresh, names, x)
+
+
+def _check(model: BayesianModule, path: Path, draws: int, format: Format, force: bool) -> None:
+    """Refuse what cannot become such a file, before any work is done for it."""
+    if not isinstance(model, BayesianModule):
+        raise TypeError(
+            f"export takes a BayesianModule, not {type(model).__name__}: a plain network is exported by torch itself."
+        )
+    if format not in get_args(Format):
+        raise ValueError(f"A format is 'torch' or 'onnx', not {format!r}.")
+    if (path.suffix == ".onnx") != (format == "onnx"):
+        raise ValueError(f"{path.name} is not the name of a file for format={format!r}: ONNX files end in .onnx.")
+    check_out(path, force, "path")
+    if format == "onnx":
+        _check_onnx(model, draws)
 
 
 def _program(fixed: Fixed, x: Batch) -> ExportedProgram:
