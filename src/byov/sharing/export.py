@@ -190,10 +190,14 @@ def _write_onnx(program: ExportedProgram, path: Path, names: list[str] | None, x
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: Any = torch.onnx.export(
-                program, given, dynamo=True, verbose=False, input_names=inputs, output_names=outputs
-            )
+            found: Any = torch.onnx.export(program, given, dynamo=True, verbose=False)
     except Exception as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0][:200].rstrip(".")
         raise ValueError(f"torch.onnx cannot write this network: {reason}.") from error
+    # By hand, because a value inside may have the name of an output: a layer that pools is a `mean`.
+    graph = found.model.graph
+    for value in (value for node in graph for value in node.outputs):
+        value.name = f"inner_{value.name}" if value.name in (*inputs, *outputs) else value.name
+    for value, name in zip([*graph.inputs, *graph.outputs], [*inputs, *outputs], strict=True):
+        value.name = name
     found.save(path, external_data=False)
