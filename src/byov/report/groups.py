@@ -114,7 +114,7 @@ def method(run: ReportedRun) -> str:
     """Return what a reader calls it."""
     if run.config:
         kind, family = run.kind or "", run.config["posterior"]["family"]
-        asked = run.config["ssl"].get("objective", "byol") if kind == "pretrain" else ""
+        asked = run.config.get("ssl", {}).get("objective", "byol") if kind == "pretrain" else ""
         return METHODS.get((kind, family), run.name) if asked in ("", "byol") else _learned_by(asked, family)
     if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
         return "BYOV" if run.posterior else "BYOL"
