@@ -20,7 +20,6 @@ from time import monotonic
 from typing import Any
 
 from byov.cli import main as byov
-from byov.reproduce.experiment import standard_error
 from byov.runs import read_header
 from byov.ssl.registry import OBJECTIVES
 
