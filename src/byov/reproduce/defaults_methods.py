@@ -28,10 +28,10 @@ from byov.posterior import (
     parameter_groups,
 )
 from byov.posterior.select import Rules
+from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction import predict
 from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, regressed, uncertainties
 from byov.reproduce.defaults_sets import Task
-from byov.ssl.temperature import fit_temperature, tempered
 
 STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 600, 64, 3e-3, 1e-3, 30, 5
 
@@ -148,8 +148,8 @@ class Read:
         held = self.parts["held"][0].mean(0)
         if task.regression:
             return replace(self, precision=1.0 / max((held - task.held_y).square().mean().item(), 1e-6))
-        t = fit_temperature(held, task.held_y)
-        parts = {name: [tempered(draws, t) for draws in each] for name, each in self.parts.items()}
+        warm = Temperature(fit_temperature(held, task.held_y))
+        parts = {name: [warm.probabilities(draws) for draws in each] for name, each in self.parts.items()}
         return replace(self, parts=parts)
 
     def scores(self, task: Task) -> dict[str, float]:
