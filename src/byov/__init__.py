@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
-    from byov.sharing import load
+    from byov.sharing import export, load
     from byov.ssl.features import features
+    from byov.train.fit import fit
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
@@ -54,6 +55,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("export", "load"), "byov.sharing"),
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
+    "fit": "byov.train.fit",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
@@ -62,6 +64,8 @@ torch, and a posterior neither timm nor torchvision."""
 _PARTS = (
     "data",
     "evaluation",
+    "hf",
+    "lightning",
     "metrics",
     "models",
     "overhead",
@@ -116,6 +120,7 @@ __all__ = [
     "elbo",
     "export",
     "features",
+    "fit",
     "from_checkpoints",
     "hold_apart",
     "input_layer",

@@ -64,6 +64,11 @@ def main() -> None:
     except (ValueError, TypeError, OSError) as error:
         _tell(error)
         sys.exit(2)
+    except ModuleNotFoundError as error:  # by those who install a part of what it depends on
+        if (error.name or "byov").startswith("byov"):
+            raise
+        _tell(ValueError(f"This needs {error.name}: pip install torch-byov installs all that the command needs."))
+        sys.exit(2)
     except Diverged as error:
         _tell(error)
         sys.exit(1)

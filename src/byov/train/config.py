@@ -20,6 +20,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from byov.files import naming
+from byov.train.recipe_files import located
 
 T = TypeVar("T")
 
@@ -67,7 +68,10 @@ class _Text(str):
 
 
 def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides: Sequence[str] = ()) -> T:
-    """Read the recipe at `path` (the defaults, where there is none), with overrides such as "train.epochs=5" on top."""
+    """Read the recipe at `path`, or byov's of that name, with overrides such as "train.epochs=5" on top.
+
+    Without a path it is the defaults.
+    """
     if "base" in _names(cls):
         raise TypeError(f"{cls.__name__} has a field named base, which in a recipe names the recipe below it.")
     if isinstance(overrides, str):
@@ -142,9 +146,7 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     """Read a recipe's file over its bases; `seen` are those that it is a base of."""
     if path is None:
         return {}
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe at {path}.")
+    path = located(path)
     resolved = path.resolve()
     if resolved in seen:
         raise ValueError(f"{path} is its own base.")

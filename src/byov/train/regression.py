@@ -169,7 +169,7 @@ def _check_family(family: Family) -> None:
     starts = "all start at Settings.gamma and 0" if normed(family) else "start anew, each from a seed of its own"
     if family.learn_probs:
         raise ValueError(f"The regression network's mixing probabilities are fixed: {name} takes no learn_probs here.")
-    if family.spread > 0:
+    if family.spread:
         raise ValueError(f"The regression network's components {starts}: {name} takes no spread here.")
     if normed(family) and family.start != "copy":
         raise ValueError(f"The regression network's components {starts}: {name} takes no start='reset' here.")
