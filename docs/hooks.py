@@ -50,11 +50,8 @@ def _run(name: str, text: str) -> list[tuple[str, bytes]]:
         return []
     with TemporaryDirectory() as folder:
         SHOWN[name] = run(text, Path(folder))
-    return [
-        (_figure(name, i, k, kind), content)
-        for i, each in enumerate(SHOWN[name])
-        for k, (kind, content) in enumerate(each.figures)
-    ]
+    return [(_figure(name, i, k, kind), content) for i, each in enumerate(SHOWN[name])
+            for k, (kind, content) in enumerate(each.figures)]
 
 
 def _figure(name: str, block: int, place: int, kind: str) -> str:
