@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
-    from byov.sharing import load
+    from byov.sharing import export, load
     from byov.ssl.features import features
     from byov.train.fit import fit
 

@@ -222,17 +222,18 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
     assert table["ECMP (BN+out), on = output: ECE %"] is None
     for name in ("patching/table4", "patching/table7", "patching/table8", "patching/figure6"):
         assert any(row.quantity.startswith("dropout, p = 0.2: ") for row in run(handed, name).comparisons)
+    assert len(list((runs / "parts").glob("run_*.json"))) == len(given)  # read once for all tables
     with pytest.raises(ValueError, match="no vanilla network"):
         patching_runs.readings(replace(context, runs=(runs / "emp_seed0",)))
 
 
 def test_runs_on_other_images_are_refused(
-    outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch
+    outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = context.out.parent / "runs" / "quick"
     read = patching_runs.read
     monkeypatch.setattr(patching_runs, "read", lambda path, *rest: {**read(path, *rest), "data": path.name})
-    given = replace(context, out=context.out.parent / "other", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
+    given = replace(context, out=tmp_path / "table4", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
     with pytest.raises(ValueError, match="one data, not of emp_bn_seed0 and vanilla_seed0"):
         patching_runs.readings(given)
 

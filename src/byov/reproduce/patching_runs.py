@@ -172,11 +172,12 @@ def _handed_in(context: Context) -> Readings:
     nearest method of its family, and read beside the same row of the paper, unless it is Bayesian elsewhere.
     """
     found: Readings = {}
+    shared = replace(context, out=runs_folder(context))  # read once for all tables
     for run in context.runs:
         method, changed = _nearest(context, run)
         digest, words = checkpoint_digest(run), ", ".join([METHODS[method].label, *changed])
         protocol = {**PROTOCOL[context.scale], "network": digest}
-        each = context.kept(f"run_{digest}", protocol, partial(read, run, context, words))
+        each = shared.kept(f"run_{digest}", protocol, partial(read, run, context, words))
         elsewhere = any(change.startswith(("on =", "output_family =")) for change in changed)
         about = {"label": words, "row": "" if elsewhere else METHODS[method].row or method}
         seed = settings_of(run)["train.seed"]
