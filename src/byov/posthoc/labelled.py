@@ -9,10 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from byov.prediction.inputs import Takes, batches_of, first_of
-
-LABELS = ("labels", "label")
-"""What they are called in a mapping, as Hugging Face's are."""
+from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
 
 
 def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
