@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from byov.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from byov.evaluation.representation import representation_uncertainty
     from byov.posterior import (
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
         Gaussian,
         KroneckerGaussian,
         Normal,
+        Shared,
         TeacherMean,
         TeacherNormal,
         bayesianize,
         beta,
         elbo,
         hold_apart,
+        input_layer,
         kl_scale,
         norm_layers,
         output_layer,
@@ -38,9 +42,9 @@ if TYPE_CHECKING:
     )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
+    from byov.sharing import export, load
     from byov.ssl.features import features
-
-__version__ = "0.1.0"
+    from byov.train.fit import fit
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
@@ -48,8 +52,10 @@ _ELSEWHERE = {
         ("Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
     ),
     "prune": "byov.pruning",
+    **dict.fromkeys(("export", "load"), "byov.sharing"),
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
+    "fit": "byov.train.fit",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
@@ -58,6 +64,8 @@ torch, and a posterior neither timm nor torchvision."""
 _PARTS = (
     "data",
     "evaluation",
+    "hf",
+    "lightning",
     "metrics",
     "models",
     "overhead",
@@ -66,6 +74,7 @@ _PARTS = (
     "prediction",
     "pruning",
     "runs",
+    "sharing",
     "ssl",
     "train",
 )
@@ -100,6 +109,7 @@ __all__ = [
     "Normal",
     "Prediction",
     "Serving",
+    "Shared",
     "TeacherMean",
     "TeacherNormal",
     "Temperature",
@@ -108,11 +118,15 @@ __all__ = [
     "check",
     "conformal",
     "elbo",
+    "export",
     "features",
+    "fit",
     "from_checkpoints",
     "hold_apart",
+    "input_layer",
     "kl_scale",
     "laplace",
+    "load",
     "norm_layers",
     "output_layer",
     "parameter_groups",

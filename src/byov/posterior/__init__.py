@@ -8,7 +8,8 @@ from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
 from byov.posterior.module import BayesianModule
 from byov.posterior.objective import beta, elbo, hold_apart, kl_scale, log_var_rate, parameter_groups
 from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
-from byov.posterior.select import norm_layers, output_layer
+from byov.posterior.select import input_layer, norm_layers, output_layer
+from byov.posterior.shared import Shared
 
 __all__ = [
     "ECMP",
@@ -24,12 +25,14 @@ __all__ = [
     "KroneckerGaussian",
     "Normal",
     "Prior",
+    "Shared",
     "TeacherMean",
     "TeacherNormal",
     "bayesianize",
     "beta",
     "elbo",
     "hold_apart",
+    "input_layer",
     "kl_scale",
     "log_var_rate",
     "norm_layers",

@@ -188,9 +188,12 @@ class Serving:
 
 
 def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
-    """Yield the batches, with a progress bar where there is somebody to see it."""
-    from rich.console import Console
-    from rich.progress import track
+    """Yield the batches, with a progress bar where there is somebody to see it, and rich to draw it."""
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return batches
 
     console = Console(stderr=True)
     shown = console.is_terminal if progress is None else progress

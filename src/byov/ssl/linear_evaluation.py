@@ -30,9 +30,9 @@ from byov.metrics.functional import accuracy, nll
 from byov.posterior.random import stream
 from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction.result import Prediction
-from byov.ssl.byol import BYOL
 from byov.ssl.classifiers import LinearProbe, held_out
 from byov.ssl.features import Encoder, ImageOptions
+from byov.ssl.learner import Learner
 from byov.ssl.probe import FIT, TEMPER, Labelled, Probe, Scores, labelled_images
 from byov.ssl.views import UNIFORMS, View, crop, parameters
 from byov.train.schedules import warmup_cosine
@@ -155,7 +155,7 @@ def linear_evaluation(
     encoders = {"student": student}
     if student.posterior is not None and s.draws_read:
         encoders[DRAWN] = student
-    if isinstance(model, BYOL):
+    if isinstance(model, Learner) and model.teacher is not None:
         encoders["teacher"] = Encoder.of(model, "teacher")
     held = held_out(len(images), s.holdout, s.seed, None)
     trained = _train(encoders, (images, labels, classes), held, s, report or (lambda *_: None), options)
