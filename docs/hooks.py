@@ -18,7 +18,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 LINK = re.compile(r"\]\(([\w./-]+)(?=[#)])")
 
 
