@@ -22,8 +22,8 @@ from byov.runs.header import Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
 from byov.runs.reading import Reading
 from byov.ssl import pretrain
-from byov.ssl.byol import BYOL
 from byov.ssl.features import Encoder
+from byov.ssl.learner import Learner
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
 from byov.train import supervised
@@ -94,7 +94,9 @@ class Run:
     def load_own(self, split: str) -> ImageSet:
         """Load a split of the data it was trained on, without what its recipe holds out, on the reading's device."""
         config, root = self.recipe.data, self.reading.root
-        data = replace(config, root=config.root if root is None else str(root)).load(split)
+        data, size = replace(config, root=config.root if root is None else str(root)).load(split), self.shape[1]
+        if size not in (None, data.image_size):  # it was trained on crops of another size
+            data = data.resized(size)
         return in_memory(data, split).to(self.reading.device)
 
     @cached_property
@@ -182,7 +184,7 @@ class Pretrained(Run):
     """A pretraining run: a linear probe is fitted on its frozen encoder."""
 
     kind, needs_train = "pretrain", True
-    module: BYOL
+    module: Learner
 
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
         super().__init__(name, reading, header)

@@ -19,6 +19,7 @@ from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from byov.files import naming
 from byov.train.recipe_files import located
 
 T = TypeVar("T")
@@ -148,7 +149,8 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     if path.stat().st_size > 20_000:  # tomllib takes the square of a dotted key's length
         raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with naming(path):
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of TOML, UTF-8, or Python's limit on the digits of a number
         raise ValueError(f"{path} is not TOML: {error}.") from None
     except RecursionError:

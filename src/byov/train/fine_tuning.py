@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, nn
 
-from byov.data import Batches, CropFlip, ImageSet
+from byov.data import Batches, ImageSet
 from byov.train.supervised import Supervised
 
 
@@ -41,8 +41,7 @@ class FineTune:
             raise ValueError(
                 f"Fine-tuning takes at least one epoch and a learning rate above 0, not {epochs} and {lr}."
             )
-        still = recipe.augment == "none"
-        self.augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, mean, std)
+        self.augment = recipe.augmentation(mean, std)
         self.batches = Batches(train, min(recipe.train.batch_size, len(train)), seed=seed)
         self.generator = Generator(device).manual_seed(seed)
         self.epochs, self.lr = epochs, lr
