@@ -22,10 +22,10 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
-from execute import BLOCK, ROOT, Shown, run  # noqa: E402
+from execute import BLOCK, ROOT, Shown, run
 
 SHOWN: dict[str, list[Shown]] = {}
-PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 LINK = re.compile(r"\]\(([\w./-]+)(?=[#)])")
 
 
@@ -50,8 +50,11 @@ def _run(name: str, text: str) -> list[tuple[str, bytes]]:
         return []
     with TemporaryDirectory() as folder:
         SHOWN[name] = run(text, Path(folder))
-    return [(_figure(name, i, k, kind), content) for i, each in enumerate(SHOWN[name])
-            for k, (kind, content) in enumerate(each.figures)]
+    return [
+        (_figure(name, i, k, kind), content)
+        for i, each in enumerate(SHOWN[name])
+        for k, (kind, content) in enumerate(each.figures)
+    ]
 
 
 def _figure(name: str, block: int, place: int, kind: str) -> str:

@@ -21,7 +21,6 @@ import torch
 import typer
 from torch import nn
 from torch.distributed.run import get_args_parser
-from typer.testing import CliRunner
 
 import byov
 from byov.cli import VERBS as NAMES
@@ -29,13 +28,21 @@ from byov.cli import app
 from byov.models.registry import create
 from byov.overhead import overhead
 from byov.train import config
+from byov.train.recipe_files import located
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 execute = import_module("execute")
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/**/*.md")
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "benchmarks/README.md",
+        "results/README.md",
+        "docs/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 VERBS: Any = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -268,7 +275,8 @@ def test_recipes_take_the_settings_of_a_whole_command(name: str, tmp_path: Path)
         if verb in ("pretrain", "train"):
             given = VERBS[verb].make_context(verb, words).params
             asked, changes = given["recipe"], given["set_"] or []
-            recipe = asked and next(p / asked for p in (tmp_path, ROOT) if (p / asked).is_file())
+            own = tmp_path / (asked or "")  # else one of byov's, by its name
+            recipe = asked and (own if own.is_file() else located(asked))
             labelled = (
                 Tabular if str(config.value_of(recipe, changes, "data.name")).startswith(PREFIXES) else Supervised
             )
