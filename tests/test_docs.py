@@ -1,8 +1,8 @@
 """What the documents show is true: Python and console blocks run, commands parse, names and links lead somewhere.
 
 Blocks of a page run in order, in one namespace and one empty folder beside the recipes, as a reader would paste them:
-`python` is executed (one that begins with `# name.py` is also that file), `console` is given to the command, and `bash`
-only to the command's own parser, for what takes long. `toml` that begins with `# name.toml` is a recipe that loads.
+`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for what
+takes long. `toml` that begins with `# name.toml` is a recipe that loads.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from byov.overhead import overhead
 from byov.train import config
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+execute = import_module("execute")
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/**/*.md")
@@ -92,23 +94,10 @@ def complaint(words: list[str]) -> str | None:
 # Python
 
 
-def run_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run_page(name: str, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page in an empty folder, and give the names that its Python has defined."""
-    (folder / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    names: dict[str, Any] = {"__name__": "page"}
-    torch.manual_seed(0)
-    for language, block in re.findall(r"^```(python|console|toml)\n(.*?)^```", text(name), re.MULTILINE | re.DOTALL):
-        file = re.match(r"# (\w+\.(?:py|toml))\n", block)
-        if file:
-            (folder / file[1]).write_text(block)
-            monkeypatch.delitem(sys.modules, file[1].removesuffix(".py"), raising=False)
-        if language == "python":
-            exec(compile(block, name, "exec", dont_inherit=True), names)
-        for line in lines(block) if language == "console" else []:
-            result = CliRunner().invoke(app, shlex.split(line, comments=True))
-            assert result.exit_code == 0, f"{name}: byov {line}\n{result.output}\n{result.exception!r}"
+    names: dict[str, Any] = {}
+    execute.run(text(name), folder, names)
     return names
 
 
@@ -117,26 +106,26 @@ PAGES = [name for name in DOCUMENTS if re.search(r"^```(python|console)", text(n
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ("README.md", "docs/patching.md")])
-def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_page_run(name: str, tmp_path: Path) -> None:
     """docs/patching.md has a test of its own, beside those of its training."""
-    run_page(name, tmp_path, monkeypatch)
+    run_page(name, tmp_path)
     shown = [line for block in blocks(name, "console") for line in lines(block)]
     for file in re.findall(r"--(?:out|run) (\S+)", "\n".join(shown)):
         assert (tmp_path / file).exists(), f"{name}: {file}"
 
 
-def test_a_block_that_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
     """The runner is no rubber stamp: neither for Python nor for a command that parses and then fails."""
     for i, block in enumerate(("```python\nassert 1 == 2\n```\n", "```console\n$ byov evaluate runs/none\n```\n")):
         (tmp_path / f"{i}").mkdir()
         (tmp_path / f"page{i}.md").write_text(block)
         with pytest.raises(AssertionError):
-            run_page(str(tmp_path / f"page{i}.md"), tmp_path / f"{i}", monkeypatch)
+            run_page(str(tmp_path / f"page{i}.md"), tmp_path / f"{i}")
 
 
-def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     """And gives what the words beside it promise."""
-    names = run_page("README.md", tmp_path, monkeypatch)
+    names = run_page("README.md", tmp_path)
     model, prediction, unseen = names["model"], names["prediction"], names["unseen"]
     assert isinstance(model, byov.BayesianModule)
     assert prediction.samples == 30

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from byov.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from byov.evaluation.representation import representation_uncertainty
     from byov.posterior import (
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
         DropConnect,
         Dropout,
         Ensemble,
+        FullGaussian,
         Gaussian,
+        KroneckerGaussian,
         Normal,
         Shared,
         TeacherMean,
@@ -28,17 +32,30 @@ if TYPE_CHECKING:
         output_layer,
         parameter_groups,
     )
+    from byov.posthoc import (
+        Conformal,
+        Temperature,
+        conformal,
+        from_checkpoints,
+        laplace,
+        temperature,
+    )
     from byov.prediction import Prediction, Serving, predict
     from byov.pruning import prune
+    from byov.sharing import export, load
     from byov.ssl.features import features
-
-__version__ = "0.1.0"
+    from byov.train.fit import fit
 
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
+    **dict.fromkeys(
+        ("Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
+    ),
     "prune": "byov.pruning",
+    **dict.fromkeys(("export", "load"), "byov.sharing"),
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
+    "fit": "byov.train.fit",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
@@ -47,13 +64,17 @@ torch, and a posterior neither timm nor torchvision."""
 _PARTS = (
     "data",
     "evaluation",
+    "hf",
+    "lightning",
     "metrics",
     "models",
     "overhead",
     "posterior",
+    "posthoc",
     "prediction",
     "pruning",
     "runs",
+    "sharing",
     "ssl",
     "train",
 )
@@ -78,28 +99,39 @@ __all__ = [
     "EMA",
     "EMP",
     "BayesianModule",
+    "Conformal",
     "DropConnect",
     "Dropout",
     "Ensemble",
+    "FullGaussian",
     "Gaussian",
+    "KroneckerGaussian",
     "Normal",
     "Prediction",
     "Serving",
     "Shared",
     "TeacherMean",
     "TeacherNormal",
+    "Temperature",
     "bayesianize",
     "beta",
     "check",
+    "conformal",
     "elbo",
+    "export",
     "features",
+    "fit",
+    "from_checkpoints",
     "hold_apart",
     "input_layer",
     "kl_scale",
+    "laplace",
+    "load",
     "norm_layers",
     "output_layer",
     "parameter_groups",
     "predict",
     "prune",
     "representation_uncertainty",
+    "temperature",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -58,9 +59,15 @@ for verb in VERBS:  # whose modules are short: each imports what it works with w
 def main() -> None:
     """Run the command: what the user can mend ends in a sentence, what is our fault in a traceback."""
     try:
+        _check_words(sys.argv)
         app()
     except (ValueError, TypeError, OSError) as error:
         _tell(error)
+        sys.exit(2)
+    except ModuleNotFoundError as error:  # by those who install a part of what it depends on
+        if (error.name or "byov").startswith("byov"):
+            raise
+        _tell(ValueError(f"This needs {error.name}: pip install torch-byov installs all that the command needs."))
         sys.exit(2)
     except Diverged as error:
         _tell(error)
@@ -72,6 +79,15 @@ def main() -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuse an empty word: it is a variable that nobody has set, and would be taken for the current folder."""
+    for before, word in pairwise(words):
+        if not word.strip():
+            raise ValueError(
+                f"There is an empty argument after {before}: leave it out, or set the variable it is from."
+            )
 
 
 def one_line(text: str) -> str:

@@ -209,12 +209,10 @@ def test_mean_and_std_are_those_of_the_draws(family: Family) -> None:
         assert ((squares.mean(0) - sigma**2).abs() <= 4.5 * squares.std(0) / n**0.5 + 1e-5).all(), name
 
 
-@pytest.mark.parametrize(
-    "family", [byov.Ensemble(2, sigma=0.3), byov.EMP(2, sigma=0.3), byov.ECMP(2, sigma=0.3)], ids=repr
-)
-def test_sigma_adds_normal_noise_of_that_size(family: Family) -> None:
+@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+def test_sigma_adds_normal_noise_of_that_size(kind: type[byov.EMP]) -> None:
     net = small()
-    draws = byov.bayesianize(net, family).sample(1000, seeded())  # the components are equal
+    draws = byov.bayesianize(net, kind(2, sigma=0.3, spread=0.0)).sample(1000, seeded())  # the components are equal
     noise = torch.cat([(draws[n] - p).flatten(1) for n, p in net.named_parameters()], dim=1).detach() / 0.3
     assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.001
     correlation = torch.corrcoef(noise.T) - torch.eye(noise.shape[1])
@@ -226,7 +224,7 @@ def test_sigma_adds_normal_noise_of_that_size(family: Family) -> None:
 
 def test_copies_start_at_the_network_and_resets_apart() -> None:
     net = small()
-    model = byov.bayesianize(net, byov.EMP(3))
+    model = byov.bayesianize(net, byov.EMP(3, spread=0.0))
     assert all((std == 0).all() for std in model.std().values())
     reset = byov.bayesianize(net, byov.Ensemble(3, start="reset"))
     components = reset.factors[0].layout.split(reset.factors[0].components)["0.weight"]
@@ -247,6 +245,22 @@ def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
     assert float(weight.var(0, correction=1).mean()) == pytest.approx(0.3**2, rel=0.05)
     assert float(components["1.weight"].std()) == pytest.approx(0.3 * (4 / 5) ** 0.5, rel=0.2)
     assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
+
+
+@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+def test_unless_told_components_start_apart_by_a_share_that_fits_the_depth(kind: type[byov.EMP]) -> None:
+    net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
+    torch.manual_seed(0)
+    model = byov.bayesianize(net, kind(5))
+    stds = torch.cat([(std / net.get_parameter(n).abs()).flatten() for n, std in model.std().items()]).detach()
+    assert float(stds.square().mean()) == pytest.approx(4 / 5 * 0.8**2 / 4, rel=0.05)  # five about their own mean
+    for name, mean in model.mean().items():
+        torch.testing.assert_close(mean, net.get_parameter(name), rtol=1e-4, atol=1e-6)
+    for given in (kind(5, spread=0.0), kind(5, spread=0.0, start="reset")):
+        first = byov.bayesianize(net, given).factors[0].get_parameter("components")[0]
+        assert torch.equal(first, torch.cat([p.flatten() for p in net.parameters()]))
+    other = byov.bayesianize(net, kind(5, spread=0.1))
+    other.load_state_dict(model.state_dict())  # how far apart they started is not what a state depends on
 
 
 # Equation (6)

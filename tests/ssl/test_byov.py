@@ -220,7 +220,7 @@ def test_coverage_is_exactly_what_it_says(make_encoder: Any, linear: set[str], l
 
 
 def test_bad_settings_are_told_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="coverage is one of all, no-norm-no-conv, linear-only, not 'none'"):
+    with pytest.raises(ValueError, match="coverage is one of all, no-norm-no-conv, linear-only, norm, not 'none'"):
         coverage("none")
     with pytest.raises(ValueError, match="prior is one of normal, teacher-mean, teacher-normal, not 'flat'"):
         prior_by_name("flat")

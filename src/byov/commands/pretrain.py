@@ -11,18 +11,27 @@ import typer
 def command(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="Follow this TOML recipe, such as those in recipes/; without one it is BYOV on digits."),
+        typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is BYOV on digits."),
     ] = None,
     run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard in this folder.")] = Path(
         "runs/pretrain"
     ),
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Learn by byol, simsiam, simclr, moco, barlow, vicreg or dino: ssl.objective of the recipe.",
+            show_default=False,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change the recipe by key=value, such as train.lr=0.01; may be repeated."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --run, or start it.")] = False,
 ) -> None:
-    """Pretrain BYOL or BYOV (posterior.family = "none" or "gaussian") on images without labels.
+    """Pretrain on images without labels, with a posterior over the weights (posterior.family = "none" is without).
+
+    BYOL with a Gaussian posterior is BYOV. Emp and ecmp are posteriors too.
 
     It ends with the nearest neighbours' score of at most 2,000 images, where there are labels.
 
@@ -32,7 +41,8 @@ def command(
     from byov.ssl.pretrain import Pretrain, start
     from byov.train.config import load_config
 
-    if start(load_config(Pretrain, recipe, set_ or []), run, resume) and first_process():
+    changes = [*(set_ or []), *([] if objective is None else [f"ssl.objective={objective}"])]
+    if start(load_config(Pretrain, recipe, changes), run, resume) and first_process():
         from byov.evaluation.final import pretrain_lines
 
         show(*pretrain_lines(run))

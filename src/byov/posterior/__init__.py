@@ -1,6 +1,7 @@
 """q(θ): a distribution over the parameters of a network."""
 
 from byov.posterior.bayesianize import bayesianize
+from byov.posterior.correlated import FullGaussian, KroneckerGaussian
 from byov.posterior.family import Family
 from byov.posterior.gaussian import Gaussian
 from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
@@ -19,7 +20,9 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "Family",
+    "FullGaussian",
     "Gaussian",
+    "KroneckerGaussian",
     "Normal",
     "Prior",
     "Shared",

@@ -42,6 +42,9 @@ from byov.posterior.random import categorical, normal, uniform
 
 Start = Literal["copy", "reset"]
 
+SPREAD = 0.8
+"""How far components start apart, unless told: in L layers by 0.8/√L of each weight. Measured in results/defaults."""
+
 
 def _within(value: float, end: float) -> bool:
     """Tell if it is a number in [0, end)."""
@@ -58,19 +61,20 @@ class _Components(ABC):
     """K learned centroids, role `components` (K, P), mixed with fixed or learned probabilities.
 
     `probs` defaults to uniform, as everywhere in the paper. `start="copy"` starts every centroid at the network's
-    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew, which is what
-    an explicit ensemble trained from scratch needs. `spread` moves each element w of each centroid by spread·|w|·ε from
-    there, the mean of the centroids staying where it was: else the patches of a norm, which all start at 1 and 0, are
-    told apart by nothing but the batches they happen to see. `learn_probs` adds the role `logits` (K, layers): the
-    probabilities start at `probs` and are learned, each layer its own (an `Ensemble` has one for all). With `zero` the
-    last component is 0 and stays so, as dropout's is (appendix D.1): K − 1 are learned, and kept as (1 − p_K)·M.
+    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew. `spread`
+    moves each element w of each centroid by spread·|w|·ε from there, the mean of the centroids staying where it was:
+    else the patches of a norm, which all start at 1 and 0, are told apart by nothing but the batches they happen to
+    see. Unless given, it is 0.8/√L for copies in L layers, so that what it adds up to does not depend on the depth, and
+    0 for what starts anew. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are
+    learned, each layer its own (an `Ensemble` has one for all). With `zero` the last component is 0 and stays so, as
+    dropout's is (appendix D.1): K − 1 are learned, and kept as (1 − p_K)·M.
     """
 
     k: int
     probs: tuple[float, ...] | None = None
     sigma: float = 0.0
     start: Start = "copy"
-    spread: float = 0.0
+    spread: float | None = None
     learn_probs: bool = False
     zero: bool = False
 
@@ -88,10 +92,10 @@ class _Components(ABC):
             if not all(p > 0 for p in probs) or abs(sum(probs) - 1.0) > 1e-6:
                 raise ValueError(f"{name} needs mixing probabilities above 0 that sum to 1, not {probs}.")
             object.__setattr__(self, "probs", probs)
+        if self.spread is not None and not _within(self.spread, float("inf")):
+            raise ValueError(f"{name} needs a spread of at least 0, or None, not {self.spread!r}.")
         if self.zero and self.learn_probs:
             raise ValueError(f"{name} with a component at zero has fixed probabilities: leave out learn_probs.")
-        if not _within(self.spread, float("inf")):
-            raise ValueError(f"{name} needs a spread of at least 0, not {self.spread!r}.")
 
     def __repr__(self) -> str:
         # As it was before there were learned probabilities, so that what was saved then is still recognised. Where the
@@ -121,11 +125,7 @@ class _Components(ABC):
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         others = [initial if self.start == "copy" else fresh() for _ in range(self.k - 1 - self.zero)]
-        stack = torch.stack([initial, *others])
-        if self.spread > 0:
-            away = self.spread * stack.abs() * torch.randn_like(stack)
-            stack = stack + away - self._mix(away, self._learned())
-        return {"components": stack}
+        return {"components": self._apart(torch.stack([initial, *others]), self.spread or 0.0)}
 
     def _learned(self) -> tuple[float, ...]:
         """Return the fixed probabilities among the components that are learned; they sum to 1."""
@@ -137,11 +137,18 @@ class _Components(ABC):
         return torch.cat([learned / (1.0 - self.mixing[-1]), torch.zeros_like(learned[:1])]) if self.zero else learned
 
     def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
-        """Return the logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
-        if not self.learn_probs:
-            return {}
-        logits = torch.tensor(self.mixing, dtype=initial.dtype, device=initial.device).log()
-        return {"logits": logits[:, None].repeat(1, self._groups(layout))}
+        """Return copies that start apart, unless told how far; and the logits (K, groups) of learned probabilities."""
+        found: dict[str, Tensor] = {}
+        if self.spread is None and self.start == "copy":
+            found["components"] = self._apart(initial.expand(self.k - self.zero, -1), SPREAD / layout.layers**0.5)
+        if self.learn_probs:
+            logits = torch.tensor(self.mixing, dtype=initial.dtype, device=initial.device).log()
+            found["logits"] = logits[:, None].repeat(1, self._groups(layout))
+        return found
+
+    def _apart(self, stack: Tensor, spread: float) -> Tensor:
+        away = spread * stack.abs() * torch.randn_like(stack) if spread else torch.zeros_like(stack)
+        return stack + away - self._mix(away, self._learned())
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {}

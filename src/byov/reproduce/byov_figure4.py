@@ -25,7 +25,8 @@ import numpy as np
 
 from byov.evaluation import evaluate, summarise
 from byov.evaluation.images import shifts_for
-from byov.evaluation.pruning import KIND, SPARSITIES, Prunable, advantage, sweep_runs
+from byov.evaluation.pruning import SPARSITIES, Prunable
+from byov.evaluation.sweep import KIND, advantage, sweep_runs
 from byov.posterior.layout import occurrences
 from byov.report.drawing import COLOURS, canvas, plain, styled
 from byov.report.figures import plot_curves

@@ -22,8 +22,8 @@ from byov.runs.header import Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
 from byov.runs.reading import Reading
 from byov.ssl import pretrain
-from byov.ssl.byol import BYOL
 from byov.ssl.features import Encoder
+from byov.ssl.learner import Learner
 from byov.ssl.probe import Probe, ProbeSettings
 from byov.ssl.temperature import EXAMPLES
 from byov.train import supervised
@@ -184,7 +184,7 @@ class Pretrained(Run):
     """A pretraining run: a linear probe is fitted on its frozen encoder."""
 
     kind, needs_train = "pretrain", True
-    module: BYOL
+    module: Learner
 
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
         super().__init__(name, reading, header)

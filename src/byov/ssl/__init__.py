@@ -1,15 +1,21 @@
-"""Learning without labels: views, heads, BYOL and BYOV, and probes of what was learned."""
+"""Learning without labels: views, heads, objectives with or without a posterior, and probes of what was learned."""
 
 from byov.ssl.byol import BYOL, regression_loss
 from byov.ssl.byov import BYOV, coverage
 from byov.ssl.features import features
 from byov.ssl.heads import Student, head
+from byov.ssl.learner import Learner
+from byov.ssl.objective import Objective
 from byov.ssl.probe import Probe, ProbeSettings, evaluate_probe
+from byov.ssl.registry import OBJECTIVES, objective
 from byov.ssl.views import View, Views
 
 __all__ = [
     "BYOL",
     "BYOV",
+    "OBJECTIVES",
+    "Learner",
+    "Objective",
     "Probe",
     "ProbeSettings",
     "Student",
@@ -19,5 +25,6 @@ __all__ = [
     "evaluate_probe",
     "features",
     "head",
+    "objective",
     "regression_loss",
 ]

@@ -14,7 +14,7 @@ from byov.data import transforms
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
 from byov.prediction.resident import Resident, evaluating
-from byov.ssl.byol import BYOL
+from byov.ssl.learner import Learner
 
 Side = Literal["student", "teacher"]
 
@@ -146,12 +146,12 @@ class Encoder:
 
         A model is an encoder itself; or a student, which has a `projector` beside its `encoder`; or something with a
         `student` in it. Either may be a BayesianModule, whose posterior may cover more than the encoder. The "teacher"
-        of a `BYOL` or `BYOV` is a plain network: a copy, as the teacher is when it is asked for.
+        of a `Learner`, such as `BYOL`, is a plain network: a copy, as the teacher is when it is asked for.
         """
         if network not in get_args(Side):
             raise ValueError(f"A network is the student or the teacher, not {network!r}.")
         if network == "teacher":
-            if not isinstance(model, BYOL):
+            if not isinstance(model, Learner):
                 raise ValueError(f"Only a BYOL or BYOV module has a teacher, unlike this {type(model).__name__}.")
             return cls(_encoder_of(model.teacher_network()))
         if isinstance(model, Encoder):

@@ -1,6 +1,9 @@
-"""BYOL's projector and predictor, and the student that puts them behind an encoder."""
+"""What stands behind an encoder while it learns: projectors, predictors, and the student that holds all of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ from torch.nn.init import trunc_normal_
 
 
 def head(inputs: int, hidden: int = 4096, outputs: int = 256) -> nn.Sequential:
-    """Build Linear → BatchNorm → ReLU → Linear, the last without a bias (Grill et al.'s code), by trunc_normal(0.02).
+    """Build BYOL's Linear → BatchNorm → ReLU → Linear, the last without a bias (its code), by trunc_normal(0.02).
 
     The code's BatchNorm momentum 0.9 keeps 0.9 of the old statistics, which torch calls 0.1.
     """
@@ -26,28 +29,55 @@ def head(inputs: int, hidden: int = 4096, outputs: int = 256) -> nn.Sequential:
     return layers
 
 
+def mlp(widths: Sequence[int], end: nn.Module | None = None, bias: bool = False) -> nn.Sequential:
+    """Build Linear → BatchNorm → ReLU for each width but the last, then a Linear and `end`, in torch's own weights.
+
+    A bias before BatchNorm would do nothing; `bias` is the last layer's.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths[:-1]):
+        layers += [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+    layers.append(nn.Linear(widths[-2], widths[-1], bias=bias))
+    return nn.Sequential(*layers, *([] if end is None else [end]))
+
+
+def sees_batch(encoder: nn.Module) -> bool:
+    """Say whether a module has statistics of the batch."""
+    return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in encoder.modules())
+
+
 class Student(nn.Module):
     """Encoder, projector and predictor. Both views go through in one call, so that one draw serves both."""
 
-    def __init__(self, encoder: nn.Module, features: int, hidden: int = 4096, outputs: int = 256) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        features: int,
+        hidden: int = 4096,
+        outputs: int = 256,
+        heads: tuple[nn.Module, nn.Module | None] | None = None,
+    ) -> None:
+        """Put `heads` behind an encoder: a projector, and a predictor or None. By default they are BYOL's."""
         super().__init__()
         self.encoder = encoder
-        self.encoder_sees_batch = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in encoder.modules())
-        self.projector = head(features, hidden, outputs)
-        self.predictor = head(outputs, hidden, outputs)
+        self.encoder_sees_batch = sees_batch(encoder)
+        self.projector, self.predictor = heads or (head(features, hidden, outputs), head(outputs, hidden, outputs))
 
-    def forward(self, first: Tensor, second: Tensor, predict: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(self, first: Tensor, second: Tensor, predict: bool = True, both: bool = False) -> tuple[Tensor, ...]:
         """Return the predictions of the two views, or with `predict=False` (the teacher) their projections.
 
-        BatchNorm's statistics are each view's own, as in BYOL: one pass per view. An encoder without any, say a ViT,
-        takes both at once.
+        Without a predictor they are the same. With `both`, the projections follow the predictions. BatchNorm's
+        statistics are each view's own, as in BYOL: one pass per view. An encoder without any, say a ViT, takes both at
+        once.
         """
         if self.encoder_sees_batch or first.shape != second.shape:
             features = self.encoder(first), self.encoder(second)
         else:
             features = self.encoder(torch.cat([first, second])).split(len(first))
-        return self._heads(features[0], predict), self._heads(features[1], predict)
+        (p1, z1), (p2, z2) = self._heads(features[0], predict), self._heads(features[1], predict)
+        return (p1, p2, z1, z2) if both else (p1, p2)
 
-    def _heads(self, features: Tensor, predict: bool) -> Tensor:
+    def _heads(self, features: Tensor, predict: bool) -> tuple[Tensor, Tensor]:
         projection = self.projector(features)
-        return self.predictor(projection) if predict else projection
+        prediction = self.predictor(projection) if predict and self.predictor is not None else projection
+        return prediction, projection

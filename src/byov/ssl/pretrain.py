@@ -1,10 +1,10 @@
-"""Pretraining without labels, from a recipe: BYOL, or with a posterior BYOV."""
+"""Pretraining without labels, from a recipe: any objective, with a posterior over the student or without."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -14,89 +14,44 @@ from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.datasets import check_memory
-from byov.posterior import Gaussian
+from byov.posterior import bayesianize
 from byov.posterior.select import select
 from byov.ssl.byol import BYOL
-from byov.ssl.byov import BYOV, Coverage, PriorName, coverage, prior_by_name
-from byov.ssl.heads import Student
-from byov.ssl.views import Views
+from byov.ssl.byov import BYOV, coverage, prior_by_name
+from byov.ssl.heads import Student, sees_batch
+from byov.ssl.learner import Learner
+from byov.ssl.objective import Objective
+from byov.ssl.recipe import EncoderConfig, PosteriorConfig, Pretrain, SSLConfig
+from byov.ssl.registry import objective
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import Count, Fraction, LogVariance, NonNegative, Share, Width, check, from_dict
+from byov.train.config import from_dict
 from byov.train.loop import Place
-from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
-from byov.train.train_config import TrainConfig
 
+GaussianConfig = PosteriorConfig
+"""Its name while there was nothing else."""
 
-@dataclass(frozen=True)
-class EncoderConfig:
-    """The encoder and the size of its heads; a recipe's [model]."""
-
-    encoder: str = "vit-nano/4"
-    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
-    pretrained: bool = False
-    hidden: Width = 4096
-    outputs: Width = 256
-
-    def __post_init__(self) -> None:
-        check(self, "model")
-
-
-@dataclass(frozen=True)
-class GaussianConfig(ObjectiveConfig):
-    """The posterior and its prior; a recipe's [posterior]. family = "none" is BYOL."""
-
-    family: Literal["none", "gaussian"] = "gaussian"
-    relative: Share = 0.05
-    """σ at the start, as a share of each layer's own scale (the root mean square of its weights)."""
-    log_var: LogVariance | None = None
-    """Or ρ = log σ² at the start, the same for every weight, as in the paper (−10)."""
-    coverage: Coverage = "all"
-    prior: PriorName = "normal"
-    beta_end: NonNegative = 0.1
-
-    @property
-    def gaussian(self) -> bool:
-        return self.family == "gaussian"
-
-    @property
-    def start(self) -> Gaussian:
-        """Return the posterior that a weight starts with."""
-        return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
-
-
-@dataclass(frozen=True)
-class SSLConfig:
-    """The teacher; a recipe's [ssl]."""
-
-    tau_base: Fraction = 0.99
-    tau_end: Fraction = 1.0
-    """Where τ's cosine ends; at `tau_base`, τ is constant."""
-    tau_batch: Count | None = None
-    """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
-
-    def __post_init__(self) -> None:
-        check(self, "ssl")
-
-
-@dataclass(frozen=True)
-class Pretrain:
-    """A whole recipe."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: EncoderConfig = field(default_factory=EncoderConfig)
-    posterior: GaussianConfig = field(default_factory=GaussianConfig)
-    ssl: SSLConfig = field(default_factory=SSLConfig)
-    views: Views = field(default_factory=Views)
-    train: TrainConfig = field(default_factory=TrainConfig)
+__all__ = [
+    "DataConfig",
+    "EncoderConfig",
+    "GaussianConfig",
+    "PosteriorConfig",
+    "Pretrain",
+    "PretrainTask",
+    "SSLConfig",
+    "build",
+    "noise_cost",
+    "restore",
+    "start",
+]
 
 
 class PretrainTask:
-    """BYOL or BYOV on a set of images, as the training loop needs it."""
+    """A student and its objective on a set of images, as the training loop needs it."""
 
-    module: BYOL
+    module: Learner
 
     def __init__(self, recipe: Pretrain, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
         self.recipe = recipe
@@ -116,39 +71,54 @@ class PretrainTask:
         self.module.update_teacher(step, total)
 
 
-def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> BYOL:
+def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
     """Build the module that a recipe describes, for images like `data`."""
+    kind = objective(recipe.ssl.objective)
     encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
-    heads = recipe.model.hidden * (features + 3 * recipe.model.outputs)
-    name = f"model.hidden = {recipe.model.hidden} with model.outputs = {recipe.model.outputs}"
-    check_memory(2 * 4 * heads, name)  # the teacher has them too
-    student = Student(encoder, features, recipe.model.hidden, recipe.model.outputs)
+    student = Student(encoder, features, heads=_heads(kind, recipe.model, features, sees_batch(encoder)))
     if world > 1:
         student = synchronise(student, device)  # type: ignore[assignment]
     views = replace(recipe.views, mean=recipe.views.mean or data.mean, std=recipe.views.std or data.std)
     views.check_channels(data.channels)
     factor = recipe.train.batch_size / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
+    assert recipe.ssl.tau_base != "auto"
     tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
-    posterior = recipe.posterior
+    posterior, plain = recipe.posterior, recipe.ssl.objective == "byol"  # which has classes of its own
+    asked = kind(int(recipe.model.outputs), recipe.ssl.temperature, recipe.ssl.weights)
     if posterior.family == "none":
-        return BYOL(student, views, tau_base, tau_end)
+        return BYOL(student, views, tau_base, tau_end) if plain else Learner(student, views, asked, tau_base, tau_end)
     rules = coverage(posterior.coverage, posterior.start)
     covered = sum(layout.numel for _, layout in select(student, rules))
     number = posterior.number(len(data), covered)
     prior = prior_by_name(posterior.prior, posterior.prior_std)
-    return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
+    if plain:
+        return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
+    q = bayesianize(student, rules, prior=prior, shared_draw=posterior.shared_draw)
+    return Learner(q, views, asked, tau_base, tau_end, number)
 
 
-def noise_cost(module: BYOV, beta: float) -> str:
-    """Say what the posterior's noise may cost.
+def _heads(kind: type[Objective], model: EncoderConfig, features: int, norms: bool) -> tuple[nn.Module, Any]:
+    """Build an objective's heads, unless they and the teacher's would not fit into memory."""
+    hidden, outputs = int(model.hidden), int(model.outputs)
+    with torch.device("meta"):
+        parts = [part for part in kind.heads(features, hidden, outputs, norms) if part is not None]
+    count = sum(parameter.numel() for part in parts for parameter in part.parameters())
+    name = f"model.hidden = {hidden} with model.outputs = {outputs}"
+    check_memory((2 if kind.teacher else 1) * 4 * count, name)
+    return kind.heads(features, hidden, outputs, norms)
+
+
+def noise_cost(module: Learner, beta: float) -> str:
+    """Say what a Gaussian posterior's noise may cost.
 
     Where the data hold a weight in place, its noise settles where it costs β/2N of loss; where they do not, it is free.
     """
+    assert module.kl_scale is not None
     weights = sum(factor.layout.numel for factor in module.factors)
     most = beta * weights / (2 * module.kl_scale)
     return (
         f"{weights:,} weights have a posterior. With β = {beta:g} and N = {module.kl_scale:,.0f} their noise may cost"
-        f" up to βP/2N = {most:.3g} of the loss, which for BYOL lies between 0 and 8."
+        f" up to βP/2N = {most:.3g} of the loss, which for {module.objective.title} {module.objective.extent}."
     )
 
 
@@ -158,16 +128,16 @@ def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
     def make(recipe: Pretrain, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
         task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
         module = task.module
-        about = {"kl_scale": getattr(module, "kl_scale", None), "tau_base": module.tau_base, "tau_end": module.tau_end}
+        about = {"kl_scale": module.kl_scale, "tau_base": module.tau_base, "tau_end": module.tau_end}
         return task, about
 
     def note(task: PretrainTask) -> str:
-        return noise_cost(task.module, recipe.posterior.beta_end) if isinstance(task.module, BYOV) else ""
+        return noise_cost(task.module, recipe.posterior.beta_end) if recipe.posterior.gaussian else ""
 
     return execute("pretrain", recipe, run, resume, make, note)
 
 
-def restore(run: Path, device: torch.device | str = "cpu") -> tuple[BYOL, Pretrain]:
+def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Learner, Pretrain]:
     """Load the module of a run from its checkpoint, and its recipe."""
     state, like = reopen(run, "pretrain")
     recipe = from_dict(Pretrain, state["recipe"]["config"])

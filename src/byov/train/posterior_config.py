@@ -147,7 +147,8 @@ class FamilyConfig(ObjectiveConfig):
     start: Literal["auto", "copy", "reset"] = "auto"
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
     ensemble all components start at the pretrained weights, and only the output layer, which is new, differs."""
-    spread: float = 0.0
+    spread: Literal["auto"] | float = "auto"
+    """How far components start apart, as a share of each weight; "auto" fits it to the depth, as `byov.EMP` does."""
     learn_probs: bool = False
     zero: bool = False
     """One of the components of EMP or ECMP is fixed at 0 (D.1)."""
@@ -241,4 +242,5 @@ class FamilyConfig(ObjectiveConfig):
             case "dropconnect":
                 return DropConnect(self.p, self.sigma)
         kinds: dict[str, type[Ensemble | EMP | ECMP]] = {"ensemble": Ensemble, "emp": EMP, "ecmp": ECMP}
-        return kinds[name](self.k, None, self.sigma, start, self.spread, self.learn_probs, self.zero)
+        spread = None if self.spread == "auto" else self.spread
+        return kinds[name](self.k, None, self.sigma, start, spread, self.learn_probs, self.zero)

@@ -1,4 +1,4 @@
-"""A run's folder: made once, never overwritten, taken up again only with the recipe it was started with."""
+"""A run's folder: made once, never overwritten, resumed only with the recipe it was started with."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from rich.console import Console
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, adapt, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, aloud, make_fabric, together
+from byov.train.fabric import agreed, aloud, make_fabric, say, together
 from byov.train.lock import locked
 from byov.train.loop import Loop, Task
 from byov.train.signals import Signals
@@ -28,7 +27,7 @@ FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
     *("data.root", "data.download"),
 }
-"""What may differ when a run is taken up again: it changes nothing of the result."""
+"""What may differ when a run is resumed: it changes nothing of the result."""
 
 _COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
 
@@ -115,13 +114,12 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            said = filter(None, (on_machine, on_data, note(task)))
-            _say(*(f"warning: {warning}",) * bool(warning), *said)
+            _say(warning and f"warning: {warning}", on_machine, on_data, note(task))
         with aloud(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(*(left_out,) * bool(left_out))
+            _say(left_out)
         if loop.signal:
             raise Stopped(summary(loop, finished))
         if fabric.is_global_zero:
@@ -144,8 +142,9 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
 
 
 def _say(*lines: str) -> None:
-    for line in lines:
-        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)  # a path may hold brackets
+    """Print the lines that say anything."""
+    for line in filter(None, lines):
+        say(line)
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:

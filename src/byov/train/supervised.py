@@ -15,7 +15,7 @@ from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.crops import ResizedCrop
 from byov.models import create
-from byov.models.registry import resolve, try_image
+from byov.models.registry import call_entry, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
@@ -218,9 +218,7 @@ def build(
     """Build the module of a recipe, for images like `data`; with pretrained weights only if they are to be fetched."""
     name, posterior = recipe.model.name, recipe.posterior
     if name.startswith("python:"):
-        net = resolve(name.removeprefix("python:"))(classes)
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+        net = call_entry(name, classes)
     else:
         size = recipe.crop.size or data.image_size
         net = create(name, classes, data.channels, size, recipe.model.pretrained and fetch)
