@@ -1,8 +1,8 @@
 """What the documents show is true: Python and console blocks run, commands parse, names and links lead somewhere.
 
 Blocks of a page run in order, in one namespace and one empty folder beside the recipes, as a reader would paste them:
-`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for what
-takes long. `toml` that begins with `# name.toml` is a recipe that loads.
+`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for
+what takes long. `toml` that begins with `# name.toml` is a recipe that loads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 import typer
 from torch import nn
 from torch.distributed.run import get_args_parser
-from typer.testing import CliRunner
 
 import byov
 from byov.cli import VERBS as NAMES
