@@ -2,8 +2,8 @@
 
 Equations become MathML while the site is built; browsers draw it themselves. A document of the repository that a page
 links to (`../results/README.md`) becomes a page, and what that one links to comes along, so that links are true both
-in the repository and on the site. Under each block of a page in docs/ stands what it printed and drew while the site was
-built; BYOV_DOCS=plain builds without running them.
+in the repository and on the site. Under each block of a page in docs/ stands what it printed and drew while the site
+was built; BYOV_DOCS=plain builds without running them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINK = re.compile(r"\]\(([\w./-]+)(?=[#)])")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Run the pages' blocks; add the pages beside docs/ and every file that they, or the pages in docs/, link to there."""
+    """Run the pages' blocks; add the pages beside docs/, and every file there that a page links to."""
     queue = [*PAGES]
     for page in files.documentation_pages():
         queue += _beside(f"docs/{page.src_uri}", page.content_string)

@@ -1,12 +1,13 @@
 """What the documents show is true: Python and console blocks run, commands parse, names and links lead somewhere.
 
 Blocks of a page run in order, in one namespace and one empty folder beside the recipes, as a reader would paste them:
-`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for what
-takes long. `toml` that begins with `# name.toml` is a recipe that loads.
+`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for
+what takes long. `toml` that begins with `# name.toml` is a recipe that loads.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -111,8 +112,19 @@ def run_page(name: str, folder: Path) -> dict[str, Any]:
 PAGES = [name for name in DOCUMENTS if re.search(r"^```(python|console)", text(name), re.MULTILINE)]
 
 
+SLOW = ("timm_model", "folder", "patch", "prune")
+"""Tutorials of more than a few seconds; all of them take about a minute of one core."""
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("README.md", "docs/patching.md")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (Path(name).stem in SLOW))
+        for name in PAGES
+        if name not in ("README.md", "docs/patching.md")
+    ],
+)
 def test_the_blocks_of_a_page_run(name: str, tmp_path: Path) -> None:
     """docs/patching.md has a test of its own, beside those of its training."""
     run_page(name, tmp_path)
@@ -313,6 +325,27 @@ def test_the_readme_names_only_targets_of_the_makefile() -> None:
     assert {"demo", "test", "check"} <= targets
 
 
+def test_the_readme_fits_a_screen_and_shows_the_report() -> None:
+    """No line of code over 88 characters; the two commands first; a picture small enough to be loaded anywhere."""
+    readme = re.sub(r"^## Quick start\n.*?```$", "", text("README.md"), flags=re.MULTILINE | re.DOTALL)
+    code = "".join(re.findall(r"^```\w+\n(.*?)^```", readme, re.MULTILINE | re.DOTALL))
+    indented = re.findall(r"^ {4}.*$", readme, re.MULTILINE)
+    assert [line for line in [*code.splitlines(), *indented] if len(line) > 88] == []
+    assert [line.split("#")[0].strip() for line in code.splitlines()[:2]] == ["make demo", "make test"]
+    assert (ROOT / "docs" / "report.png").stat().st_size < 300_000
+
+
+def test_a_block_shows_what_it_printed_and_drew(tmp_path: Path) -> None:
+    page = "```python\nimport matplotlib.pyplot as plt\n\nprint(6 * 7)\nplt.plot([1, 2])\n```\n"
+    first, second = execute.run(f"{page}\n```console\n$ byov --version\n```\n", tmp_path)
+    assert first.text == "42\n"
+    [(kind, content)] = first.figures
+    assert kind == "png"
+    assert content.startswith(b"\x89PNG")
+    assert second.text.startswith("byov ")
+    assert not second.figures
+
+
 # Links
 
 
@@ -356,7 +389,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings_handlers.python")
     pytest.importorskip("latex2mathml")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    plain = {**os.environ, "BYOV_DOCS": "plain"}  # the blocks have tests of their own
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, env=plain)
     assert done.returncode == 0, done.stderr
     for name in ("byov", "patching", "add_a_family"):
         page, source = (tmp_path / f"{name}.html").read_text(), re.sub(r"`[^`]*`", "", text(f"docs/{name}.md"))

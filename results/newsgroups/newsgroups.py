@@ -50,8 +50,11 @@ def measured(name: str, net: nn.Module, rules: Any, train: Any, test: Any, seed:
 
 
 def heads(args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
-    """A linear head on the frozen encoder's embeddings of all texts."""
-    train, test = (TensorDataset(*embedded(args.weights, args.data, part, args.cache)) for part in ("train", "test"))
+    """A linear head on the frozen encoder's embeddings."""
+    parts = {"train": args.embedded, "test": None}
+    train, test = (
+        TensorDataset(*embedded(args.weights, args.data, part, args.cache, count)) for part, count in parts.items()
+    )
     how: dict[str, Any] = {"epochs": args.epochs, "batch": 128, "lr": 3e-3, "samples": 100}
     return [
         measured("head, MAP", nn.Linear(384, 20), None, train, test, seed, **how, weight_decay=1e-2),
@@ -86,6 +89,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("embeddings"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--embedded", type=int, help="of the head's training; without it, all")
     parser.add_argument("--texts", type=int, default=2000, help="of LoRA's training; half as many test it")
     parser.add_argument("--lora-epochs", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)

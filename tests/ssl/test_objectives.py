@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from byov.data.datasets import ImageSet
-from byov.ssl import OBJECTIVES, Learner, features, objective
+from byov.ssl import OBJECTIVES, Learner, features
 from byov.ssl.pretrain import Pretrain, build, restore, start
+from byov.ssl.registry import objective
 from byov.train.batchnorm import synchronise
 from byov.train.config import load_config
 

@@ -23,7 +23,7 @@ def model() -> byov.BayesianModule:
     return byov.bayesianize(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), byov.Gaussian(relative=0.05))
 
 
-@pytest.mark.parametrize("given", [[(X, Y)], [{"input": X, "labels": Y}]], ids=["pairs", "mapping"])
+@pytest.mark.parametrize("given", [[(X, Y)], (X, Y), [{"input": X, "labels": Y}]], ids=["pairs", "pair", "mapping"])
 def test_it_does_what_a_loop_by_hand_does(given: Any) -> None:
     mine = model()
     theirs, noise = copy.deepcopy(mine), mine.noise()
@@ -146,13 +146,14 @@ def test_a_loss_of_ones_own() -> None:
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
-    ([], {}, "The loader is empty: there is nothing to learn from"),
+    ([], {}, "The loader is empty: there is nothing to fit on"),
     ([(X, Y)], {"validation": []}, "The loader is empty"),
-    ([(X, Y + 7)], {}, r"Labels are 0 … 2 for 3 outputs, not 7 … 9"),
-    ([(X, Y.float() + 0.5)], {"task": "classification"}, "Labels of classes are whole numbers"),
+    ([(X, Y + 7)], {}, "The label 9 is none of the network's 3 classes, 0 to 2"),
+    ([(X, Y.float() + 0.5)], {"task": "classification"}, "classes' numbers, not fractions"),
     ([(X, Y[:, None].float())], {}, "may be several things, or none: add task= or loss="),
-    ([(X,)], {}, r"fit needs labels: a loader gives \(x, y\) or a mapping with 'labels', not tuple"),
-    ([{"input": X}], {}, "not one with 'input'"),
+    ([(X, Y - 1)], {}, "The label -1 is no class, and not -100, which is none"),
+    ([(X,)], {}, "The labels are needed, too"),
+    ([{"input": X}], {}, "or of mappings with 'labels'"),
     (X, {}, r"fit takes a loader of \(x, y\)"),
     (iter([(X, Y)]), {}, "fit needs a loader with a length"),
     ([(X, Y)], {"epochs": 0}, "fit's epochs are a whole number above 0, not 0"),

@@ -227,8 +227,9 @@ def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
         if download:
             raise ValueError(f"{name} could not be downloaded to {root}: {error}") from error
         raise ValueError(
-            f"{name} is not in {root}: download it (download=True, or --download), put {stored.name} there, "
-            "or name the folder that has it (root, or the environment's BYOV_DATA)."
+            f"{name} is not in {root}: let byov.data.load({name!r}, root={str(root)!r}, download=True) fetch it once in"
+            f" Python, put {stored.name} there, or name the folder that has it (--root, --set data.root=…, or the"
+            " environment's BYOV_DATA)."
         ) from error
     labels = torch.as_tensor(data.labels if hasattr(data, "labels") else data.targets).long()
     names = tuple(getattr(data, "classes", map(str, range(10))))

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from byov.posterior import BayesianModule, Gaussian, parameter_groups
+from byov.posthoc.labelled import labelled
 from byov.prediction.inputs import ROWS, posterior_of, unwrap
 from byov.prediction.outputs import Output, Task
 from byov.train.fitting import Fitting, Precision
 from byov.train.history import History
-from byov.train.labelled_loss import Criterion, Labelled, Loss
+from byov.train.labelled_loss import Criterion, Loss
 
 
 def fit(
@@ -91,15 +92,15 @@ def _loader(given: Any, shuffle: bool) -> Any:
     """Return a loader that can be gone through again: the one given, or one of a data set."""
     if isinstance(given, Dataset) or type(given).__module__.startswith("datasets."):
         given = DataLoader(given, ROWS, shuffle=shuffle)
-    if given is None:
-        return None
+    if given is None or (isinstance(given, tuple) and len(given) == 2):
+        return given and [given]  # one batch
     try:
         size = len(given)
     except TypeError:
         raise TypeError(f"fit needs a loader with a length, which {type(given).__name__} has not.") from None
     if isinstance(given, Tensor | dict | str) or size == 0:
         raise ValueError(
-            "The loader is empty: there is nothing to learn from." if size == 0 else "fit takes a loader of (x, y)."
+            "The loader is empty: there is nothing to fit on." if size == 0 else "fit takes a loader of (x, y)."
         )
     return given
 
@@ -110,7 +111,7 @@ def _gaussian_weights(posterior: BayesianModule | None) -> int:
 
 
 def _count(loader: Any, criterion: Criterion) -> int:
-    return sum(len(Labelled.of(batch, criterion.takes).labels) for batch in loader)
+    return sum(len(labels) for _, labels in labelled(loader, criterion.net))
 
 
 def _check(epochs: int, samples: int, precision: str, **numbers: float) -> None:
