@@ -31,3 +31,9 @@ def test_no_function_has_more_than_60_lines() -> None:
 def test_docstrings_begin_with_a_verb() -> None:
     documented = {name: text for name, node in functions() if (text := ast.get_docstring(node))}
     assert {name: text for name, text in documented.items() if text.split()[0] in NO_VERBS} == {}
+
+
+def test_no_command_has_more_than_100_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in SOURCES if path.parent.name == "commands"}
+    assert len(lengths) > 10
+    assert {name: length for name, length in lengths.items() if length > 100} == {}

@@ -1,5 +1,6 @@
 """Networks by name, and a user's own encoder by `python:module:function`."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from byov import models
+from byov.models import registry
 from byov.models.registry import OWN, encoder, resolve
 
 LIBRARIES = [
@@ -55,6 +57,30 @@ def test_reading_the_width_draws_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), net.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "timm:deit_tiny_distilled_patch16_224", "vit-nano/4"])
+def test_a_transformer_s_encoder_starts_as_byov_says(name: str) -> None:
+    """trunc_normal(0.02) everywhere, the patch embedding too (appendix C); a tenth of the width would not be seen."""
+    torch.manual_seed(0)
+    net, _ = encoder(name, image_size=32)
+    weights = {n: p.detach() for n, p in net.named_parameters() if "norm" not in n and not n.endswith("bias")}
+    assert {"patch_embed.proj.weight", "pos_embed", "cls_token"} <= weights.keys()
+    for key, weight in weights.items():  # six standard errors of a standard deviation
+        assert float(weight.std()) == pytest.approx(0.02, rel=6 / (2 * weight.numel()) ** 0.5), key
+        assert float(weight.mean()) == pytest.approx(0.0, abs=6 * 0.02 / weight.numel() ** 0.5), key
+        if weight.numel() > 10_000:  # a normal's tails, which a uniform distribution of that width lacks
+            assert float(weight.abs().max()) > 0.06, key
+    assert all(not p.any() for n, p in net.named_parameters() if n.endswith("bias"))
+
+
+def test_pretrained_weights_and_classifiers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    own = models.create("timm:vit_tiny_patch16_224", 0, image_size=32)
+    monkeypatch.setattr(registry, "create", lambda *words: copy.deepcopy(own))
+    net, _ = encoder("timm:vit_tiny_patch16_224", image_size=32, pretrained=True)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), own.parameters(), strict=True))
+    assert own.patch_embed.proj.bias.any()  # as timm starts it
+
+
 def test_our_names_come_first() -> None:
     assert type(models.create("resnet18", 10)).__module__.startswith("torchvision")
     assert type(models.create("timm:resnet18", 10)).__module__.startswith("timm")
@@ -64,7 +90,7 @@ def test_our_names_come_first() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("cifar_resnet_18", {}, "nearest names are .*cifar_resnet18"),
+        ("cifar_resnet_18", {}, "no network called .* try .*cifar_resnet18"),
         ("vit_tiny_patch16_225", {}, "vit_tiny_patch16_224"),
         ("xyzzy:resnet18", {}, "prefix"),
         ("torchvision:convnext_atto", {}, "no network called"),
@@ -158,7 +184,7 @@ def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
     [
         ("missing", "has no 'missing'"),
         ("Inner.missing", r"has no 'Inner\.missing'"),
-        ("number", "is not a function that returns an encoder, but of type int"),
+        ("number", "is not a function that returns a network, but of type int"),
         ("nothing", r"gives NoneType, not a torch\.nn\.Module"),
         ("maps", r"gives features \(N, width\)"),
         ("Two", r"gives features \(N, width\)"),

@@ -24,6 +24,10 @@ FAMILIES: list[Family] = [  # a new family is one more line
     byov.Ensemble(3, learn_probs=True),
     byov.EMP(3, learn_probs=True),
     byov.ECMP(3, learn_probs=True),
+    byov.EMP(3, (0.45, 0.45, 0.1), zero=True),
+    byov.ECMP(3, zero=True),
+    byov.Shared(0.05),
+    byov.KroneckerGaussian(),
 ]
 
 

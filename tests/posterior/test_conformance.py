@@ -113,7 +113,7 @@ class TestDraws:
         assert list(model.net.parameters()) == []
 
     def test_vmap_gives_the_numbers_of_a_loop(self, cell: Cell) -> None:
-        model = cell.spread().model.eval()
+        model = cell.spread().double().model.eval()
         noises = [model.noise(seeded(seed)) for seed in range(3)]
         stacked = [{key: torch.stack([n[i][key] for n in noises]) for key in noises[0][i]} for i in range(len(model.q))]
         with torch.no_grad():
@@ -163,7 +163,10 @@ class TestGradients:
             loss(call(model, cell.x)).backward()
         for (name, role), gradient in zip(roles.items(), expected, strict=True):
             assert role.grad is not None, name
-            assert role.grad.abs().max() > 1e-6, name
+            own = name.rpartition(".")[2].startswith(
+                ("rows", "columns")
+            )  # of one parameter, which BatchNorm may cancel
+            assert role.grad.abs().max() > 1e-6 or own, name
             close(role.grad, gradient, rtol=1e-8, atol=1e-8)
 
     @pytest.mark.parametrize("kind", ["mlp-batchnorm"])
@@ -223,7 +226,7 @@ class TestAskingQ:
 
     def test_mean_std_and_snr_by_the_network_s_names(self, cell: Cell) -> None:
         for name, mean in cell.model.mean().items():
-            assert torch.equal(mean, cell.plain.get_parameter(name))  # pretrained weights are the means
+            close(mean, cell.plain.get_parameter(name))  # pretrained weights are the means
         model = cell.spread().model
         mean, std, snr = model.mean(), model.std(), model.snr()
         assert mean.keys() == std.keys() == snr.keys() == dict(cell.plain.named_parameters()).keys()
@@ -339,9 +342,11 @@ def test_a_tied_weight_is_one_tensor_with_one_posterior(cell: Cell) -> None:
         tensors = cell.model.tensors(noise)
         assert tensors["embed.weight"] is tensors["out.weight"]
     assert "out.weight" not in cell.model.covered()
-    roles = {name: role for name, role in cell.model.named_parameters() if not name.endswith("logits")}
+    roles = {name.rpartition(".")[2]: role for name, role in cell.model.named_parameters()}
     once = sum(p.numel() for p in cell.plain.parameters())
-    assert all(role.shape[-1] == once for role in roles.values())  # logits are the layers'
+    flat = [roles[name] for name in ("mean", "log_var", "components") if name in roles]
+    assert flat
+    assert all(role.shape[-1] == once for role in flat)
     net = cell.spread().model.point()
     assert net.out.weight is net.embed.weight
 

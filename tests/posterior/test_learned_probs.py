@@ -142,7 +142,7 @@ def test_the_kl_gains_the_entropy_of_the_choice(kind: type, assignments: tuple[i
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_the_start_nothing_but_the_logits_is_new(kind: type) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    fixed, learned = byov.bayesianize(net, kind(3)), byov.bayesianize(net, kind(3, learn_probs=True))
+    fixed, learned = (byov.bayesianize(net, kind(3, spread=0.0, learn_probs=each)) for each in (False, True))
     assert torch.equal(fixed.kl(), learned.kl())
     assert all(torch.equal(fixed.mean()[name], learned.mean()[name]) for name in fixed.mean())
     assert [name for name, _ in fixed.named_parameters()] == ["q.0.components"]

@@ -209,12 +209,10 @@ def test_mean_and_std_are_those_of_the_draws(family: Family) -> None:
         assert ((squares.mean(0) - sigma**2).abs() <= 4.5 * squares.std(0) / n**0.5 + 1e-5).all(), name
 
 
-@pytest.mark.parametrize(
-    "family", [byov.Ensemble(2, sigma=0.3), byov.EMP(2, sigma=0.3), byov.ECMP(2, sigma=0.3)], ids=repr
-)
-def test_sigma_adds_normal_noise_of_that_size(family: Family) -> None:
+@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+def test_sigma_adds_normal_noise_of_that_size(kind: type[byov.EMP]) -> None:
     net = small()
-    draws = byov.bayesianize(net, family).sample(1000, seeded())  # the components are equal
+    draws = byov.bayesianize(net, kind(2, sigma=0.3, spread=0.0)).sample(1000, seeded())  # the components are equal
     noise = torch.cat([(draws[n] - p).flatten(1) for n, p in net.named_parameters()], dim=1).detach() / 0.3
     assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.001
     correlation = torch.corrcoef(noise.T) - torch.eye(noise.shape[1])
@@ -226,7 +224,7 @@ def test_sigma_adds_normal_noise_of_that_size(family: Family) -> None:
 
 def test_copies_start_at_the_network_and_resets_apart() -> None:
     net = small()
-    model = byov.bayesianize(net, byov.EMP(3))
+    model = byov.bayesianize(net, byov.EMP(3, spread=0.0))
     assert all((std == 0).all() for std in model.std().values())
     reset = byov.bayesianize(net, byov.Ensemble(3, start="reset"))
     components = reset.factors[0].layout.split(reset.factors[0].components)["0.weight"]
@@ -247,6 +245,22 @@ def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
     assert float(weight.var(0, correction=1).mean()) == pytest.approx(0.3**2, rel=0.05)
     assert float(components["1.weight"].std()) == pytest.approx(0.3 * (4 / 5) ** 0.5, rel=0.2)
     assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
+
+
+@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+def test_unless_told_components_start_apart_by_a_share_that_fits_the_depth(kind: type[byov.EMP]) -> None:
+    net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
+    torch.manual_seed(0)
+    model = byov.bayesianize(net, kind(5))
+    stds = torch.cat([(std / net.get_parameter(n).abs()).flatten() for n, std in model.std().items()]).detach()
+    assert float(stds.square().mean()) == pytest.approx(4 / 5 * 0.8**2 / 4, rel=0.05)  # five about their own mean
+    for name, mean in model.mean().items():
+        torch.testing.assert_close(mean, net.get_parameter(name), rtol=1e-4, atol=1e-6)
+    for given in (kind(5, spread=0.0), kind(5, spread=0.0, start="reset")):
+        first = byov.bayesianize(net, given).factors[0].get_parameter("components")[0]
+        assert torch.equal(first, torch.cat([p.flatten() for p in net.parameters()]))
+    other = byov.bayesianize(net, kind(5, spread=0.1))
+    other.load_state_dict(model.state_dict())  # how far apart they started is not what a state depends on
 
 
 # Equation (6)
@@ -328,3 +342,40 @@ def test_families_are_frozen_and_equal_by_value() -> None:
     assert len({byov.EMP(3), byov.EMP(3), byov.ECMP(3)}) == 2
     with pytest.raises(AttributeError):
         byov.EMP(3).k = 4
+
+
+# A component at zero
+
+
+@pytest.mark.parametrize("kind", [byov.EMP, byov.ECMP])
+def test_a_component_stays_at_zero(kind: Any) -> None:
+    """D.1: one of the components restricted to zero; the others are learned, and the mean is the network's weights."""
+    family = kind(3, PROBS, zero=True, spread=0.5)
+    net = small()
+    shake(net)
+    model = byov.bayesianize(net, family)
+    components = model.factors[0].get_parameter("components")
+    assert components.shape == (2, sum(p.numel() for p in net.parameters()))
+    flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+    torch.testing.assert_close(model.factors[0].flat_mean(), flat)
+    centroids = torch.cat([components.detach() / (1 - PROBS[2]), torch.zeros_like(flat)[None]])
+    draws = torch.cat([d.detach().flatten(1) for d in model.sample(3000, seeded()).values()], 1)
+    of = (draws[:, None] - centroids).abs().argmin(1)
+    assert ((draws - centroids.gather(0, of)).abs() < 1e-6).all()
+    assert fits(of[:, 0], PROBS) > 0.001
+    assert set(of[draws == 0].tolist()) <= {2}
+    quadratic = 0.5 * sum(p * (c - 0.1).square().sum() for p, c in zip(PROBS, centroids, strict=True)) / 0.7**2
+    torch.testing.assert_close(model.kl(byov.Normal(0.1, 0.7)), quadratic)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(8, 2)).square().sum().backward()
+    optimizer.step()
+    assert (torch.cat([d.detach().flatten(1) for d in model.sample(200, seeded()).values()], 1) == 0).any()
+    assert repr(family) != repr(kind(3, PROBS))
+    assert repr(kind(3, PROBS)) == f"{kind.__name__}(k=3, probs={PROBS}, sigma=0.0, start='copy')"  # as it was
+
+
+def test_no_zero_where_it_has_no_meaning() -> None:
+    with pytest.raises(ValueError, match="Ensemble has no component at zero"):
+        byov.Ensemble(3, zero=True)
+    with pytest.raises(ValueError, match="has fixed probabilities"):
+        byov.EMP(3, learn_probs=True, zero=True)

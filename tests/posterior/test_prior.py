@@ -173,7 +173,7 @@ def test_bad_priors_are_refused_in_a_sentence(prior: Any, sentence: str) -> None
 def test_points_need_a_prior_that_knows_them() -> None:
     model = make(rules={"2.*": byov.Gaussian()})
     by_name = byov.Normal({n: torch.zeros(()) for n in model.covered()}, 1.0)
-    with pytest.raises(ValueError, match="covers no points"):
+    with pytest.raises(ValueError, match=r"The prior has no mean for 0\.weight\."):
         model.kl(by_name, points=True)
     teacher = byov.TeacherMean(byov.EMA(model), std=0.5)
     assert torch.equal(model.kl(teacher, points=True), model.kl(teacher))  # the teacher is where the points are
@@ -208,3 +208,43 @@ def test_prior_keeps_its_moments_where_the_network_has_no_memory() -> None:
     model = byov.bayesianize(net, byov.Gaussian(), prior=byov.Normal(0.5, 2.0))
     assert model.prior.get_buffer("mean").item() == 0.5
     assert model.prior.get_buffer("std").item() == 2.0
+
+
+def test_each_layer_has_a_precision_of_its_own_points_too() -> None:
+    """Equation (6) with τ_i and ρ_j by name: Σ τ_i p_ik/2 ‖M_ik‖² over patches, Σ τ_i/2 ‖M_i‖² over what is shared."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model = byov.bayesianize(net, {byov.norm_layers: byov.EMP(2, (0.25, 0.75), spread=0.5)})
+    shake(model, 0.3)
+    tau = {name: 0.5 + i for i, name in enumerate(dict(net.named_parameters()))}
+    prior = byov.Normal(0.0, {name: torch.tensor(value**-0.5) for name, value in tau.items()})
+    patches = model.factors[0].layout.split(model.factors[0].roles["components"])
+    expected = sum(
+        tau[name] / 2 * (p * part[k].square().sum())
+        for name, part in patches.items()
+        for k, p in ((0, 0.25), (1, 0.75))
+    )
+    expected += sum(tau[name] / 2 * point.square().sum() for name, point in model.points())
+    torch.testing.assert_close(model.kl(prior, points=True), expected)
+    wrong = byov.Normal(0.0, {name: torch.ones(7) if name == "0.bias" else torch.ones(()) for name in tau})
+    with pytest.raises(ValueError, match=r"std for 0\.bias has shape \(7,\), the parameter \(4,\)"):
+        model.kl(wrong, points=True)
+
+
+def test_the_shared_layers_noise_is_equation_3() -> None:
+    """W ~ N(M, σ²) beside the patches (3), whose KL is the shared part of (6), as that of points is."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    patch = byov.EMP(2, spread=0.5, sigma=0.2)
+    torch.manual_seed(0)
+    plain = byov.bayesianize(net, {byov.norm_layers: patch})
+    torch.manual_seed(0)
+    noisy = byov.bayesianize(net, {byov.norm_layers: patch, "*": byov.Shared(0.2)})
+    torch.testing.assert_close(noisy.kl(byov.Normal(0.0, 0.7)), plain.kl(byov.Normal(0.0, 0.7), points=True))
+    draws = noisy.sample(4000, torch.Generator().manual_seed(0))
+    for name in ("0.weight", "0.bias", "2.weight"):
+        mean, std = draws[name].mean(0), draws[name].std(0)
+        torch.testing.assert_close(mean, net.get_parameter(name), rtol=0, atol=5 * 0.2 / 4000**0.5)
+        torch.testing.assert_close(std, torch.full_like(std, 0.2), rtol=0, atol=5 * 0.2 / 8000**0.5)
+    assert torch.equal(noisy.std()["0.weight"], torch.full((4, 3), 0.2))
+    for sigma in (-1.0, float("inf"), "x"):
+        with pytest.raises(ValueError, match="Shared needs a σ of at least 0"):
+            byov.Shared(sigma)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ def test_globs_classes_tuples_and_predicates() -> None:
         ((nn.BatchNorm1d, nn.LayerNorm), ["1.1.weight", "1.1.bias", "2.weight", "2.bias"]),
         (byov.norm_layers, ["1.1.weight", "1.1.bias", "2.weight", "2.bias"]),
         (byov.output_layer, ["3.weight", "3.bias"]),
+        (byov.input_layer, ["0.weight", "0.bias"]),
         (lambda name, module, parameter: parameter.shape == (3,), ["3.bias"]),
         (lambda name, module, parameter: isinstance(module, nn.Linear) and "0" in name, NAMES[:4]),
     ):
@@ -123,11 +124,10 @@ def test_bad_rules_are_refused_in_a_sentence_and_change_nothing() -> None:
         ({nn.Conv2d: family}, "No parameter matches the rule Conv2d; the layers with parameters are .*Linear"),
         ({(lambda n, m, p: False): family}, "No parameter matches the rule"),
         ({}, "The rules are empty"),
-        ("gaussian", r"A rule gives a family such as byov\.Gaussian\(\) or byov\.EMP\(5\), not 'gaussian'"),
         (byov.Gaussian, "A rule gives a family"),
         ({"*": byov.Gaussian}, "A rule gives a family"),
         ({"*": None}, "A rule gives a family"),
-        (None, "A rule gives a family"),
+        (None, r"A rule gives a family such as byov\.Gaussian\(\) or byov\.EMP\(5\), not None"),
         ({3: family}, "A rule is a glob, a module class or a predicate .* not 3"),
         ({int: family}, "A rule is a glob, a module class or a predicate"),
         ({(): family}, "A rule is a glob, a module class or a predicate"),
@@ -173,3 +173,35 @@ def test_the_output_layer_is_a_rule_and_not_a_function() -> None:
         byov.output_layer("a", nn.Linear(1, 1), torch.zeros(1))
     with pytest.raises(ValueError, match=r"No parameter matches the rule byov\.output_layer"):
         byov.bayesianize(nn.LayerNorm(3), {byov.output_layer: byov.Gaussian()})
+
+
+def test_without_rules_a_network_gets_what_is_recommended() -> None:
+    default, tuned = byov.bayesianize(net()), byov.bayesianize(net(), "pretrained")
+    assert {name: type(family) for name, family in covered(default).items()} == dict.fromkeys(NAMES, byov.Gaussian)
+    assert set(covered(tuned)) == {"3.weight", "3.bias"}
+    assert covered(byov.bayesianize(net(), "scratch")) == covered(default)
+    with pytest.raises(ValueError, match="'scratch' or a 'pretrained' one, not for 'finetune'"):
+        byov.bayesianize(net(), "finetune")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "overhead"),
+    [
+        # (K−1)((I₁+1)O₁ + (I_L+1)O_L), and of convolutions without biases (K−1)(k₁²I₁O₁ + …) with a linear output layer
+        (
+            lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3)),
+            (7 + 1) * 5 + (4 + 1) * 3,
+        ),
+        (lambda: resnet18(num_classes=10), 7**2 * 3 * 64 + (512 + 1) * 10),
+        (lambda: timm.create_model("vit_tiny_patch16_224", num_classes=10), (16**2 * 3 + 1) * 192 + (192 + 1) * 10),
+        (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), 9 * 4 + (4 + 1) * 2),
+    ],
+)
+def test_input_and_output_layers_cost_what_section_3_3_says(make: Any, overhead: int) -> None:
+    net = make()
+    model = byov.bayesianize(net, {byov.input_layer: byov.EMP(5), byov.output_layer: byov.EMP(5)})
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (net, model))
+    assert after - before == (5 - 1) * overhead
+    assert repr(byov.input_layer) == "byov.input_layer"
+    with pytest.raises(TypeError, match=r"byov\.input_layer depends on the whole network"):
+        byov.input_layer("0.weight", nn.Linear(2, 2), torch.ones(2))

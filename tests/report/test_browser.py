@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from .reading import SECTIONS
 
@@ -123,6 +127,7 @@ def test_charts_tell_values_zoom_and_listen_to_keys(browser: Any, pair: tuple[Pa
     out, tree = pair
     with Opened(browser, out, 1280, 900) as opened:
         page = opened.page
+        page.locator("#pruning summary").first.click()
         chart = page.locator('#pruning [data-figure="pruning"]')
         chart.scroll_into_view_if_needed()
         drawn = chart.locator("svg")
@@ -155,6 +160,46 @@ def test_charts_tell_values_zoom_and_listen_to_keys(browser: Any, pair: tuple[Pa
         page.locator(".tile").first.click()
         assert "confidence" in page.locator("dialog").inner_text()
         page.locator("dialog .close").click()
+
+
+def test_what_is_saved_opens(browser: Any, pair: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Of the calibration diagram a picture of either kind and its numbers; of the heat map its cells."""
+    out, tree = pair
+    with Opened(browser, out, 1280, 900) as opened:
+        page, saved = opened.page, {}
+        chart = page.locator('#calibration [data-figure="calibration"]').first
+        buttons = [(kind, chart.locator(".export button", has_text=kind)) for kind in ("SVG", "PNG", "CSV")]
+        for kind, button in [*buttons, ("table", page.locator("#ood .table-file"))]:
+            with page.expect_download() as caught:
+                button.click()
+            saved[kind] = tmp_path / caught.value.suggested_filename
+            caught.value.save_as(saved[kind])
+        texts = [node.text for node in ElementTree.parse(saved["SVG"]).iter("{http://www.w3.org/2000/svg}text")]
+        assert {"Clean images", "confidence, %", "BYOV, draws"} <= set(texts)
+        with Image.open(saved["PNG"]) as picture:
+            assert picture.width == 2 * page.evaluate("document.querySelector('#calibration svg').clientWidth")
+            assert len(picture.getcolors(1 << 20)) > 50
+        rows = list(csv.DictReader(saved["CSV"].open(encoding="utf-8")))
+        points = [point for each in tree["calibration"]["clean"].values() for point in each["points"]]
+        assert [float(row["accuracy, %"]) for row in rows] == [point["accuracy"] for point in points]
+        cells = list(csv.reader(saved["table"].open(encoding="utf-8")))
+        assert [row[0] for row in cells[1:]] == [name.replace("_", " ") for name in tree["ood"]["shifts"]]
+
+
+def test_it_prints_on_three_pages_and_abbreviations_tell_themselves(
+    browser: Any, pair: tuple[Path, dict[str, Any]]
+) -> None:
+    with Opened(browser, pair[0], 1280, 900) as opened:
+        page = opened.page
+        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))) <= 3
+        page.locator("#answer abbr", has_text="ECE").first.hover()
+        assert "expected calibration error" in page.locator(".tip").inner_text()
+        page.locator("#numbers th button", has_text="NLL").first.focus()
+        assert "negative log-likelihood" in page.locator(".tip").inner_text()
+        page.locator('.top nav a[href="#details"]').click()
+        page.locator("#config summary").first.click()
+        assert page.locator("#config details[open] tr", has_text="posterior.family").is_visible()
+        assert not page.locator("#config tr", has_text="model.encoder").is_visible()  # the same of both
 
 
 def test_the_theme_can_be_turned(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from byov.metrics.functional import calibration_error, reliability_diagram
-from byov.report.content import diagram
+from byov.report.images import diagram
 from byov.report.intervals import Hits, Interval, mean_error, over_images, over_pairs, over_seeds, resampled_ece, wilson
 
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=6, unique=True)

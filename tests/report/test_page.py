@@ -16,9 +16,10 @@ from byov.evaluation.representation import MEASURES
 from byov.evaluation.retrieval import run_measures
 from byov.evaluation.rows import evaluate
 from byov.evaluation.scores import scores
-from byov.metrics.functional import r_auroc, recall_at_1
+from byov.metrics.functional import r_auroc, recall_at_1, risk_coverage
 from byov.report import collect as collecting
-from byov.report.formatting import cell, signed
+from byov.report.formatting import abbr, cell, signed
+from byov.report.overview import about
 from byov.report.page import LIMIT, as_script, render, report
 from byov.runs import open_run
 from byov.runs.run import Pretrained
@@ -63,7 +64,8 @@ def test_the_answer_is_told_in_numbers(pair: tuple[Path, dict[str, Any]]) -> Non
     out, tree = pair
     page = Page(out.read_text(encoding="utf-8"))
     told = page.text("answer")
-    assert told.strip().startswith("Is BYOV better calibrated than BYOL here?")
+    assert told.strip().startswith("digits, test: 80 images")
+    assert "Is BYOV better calibrated than BYOL here?" in told
     assert "the ECE is" in told
     assert "one run each: differences below about" in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
@@ -118,6 +120,42 @@ def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tupl
         assert row["sigma"][2] == pytest.approx(std[row["name"]].flatten().quantile(0.5).item(), rel=1e-5)
         assert row["snr"][4] == pytest.approx(snr[row["name"]].flatten().quantile(0.95).item(), rel=1e-4)
     assert len(layers["log"]["epochs"]) == len(layers["log"]["layers"][0]["sigma"]) > 1
+
+
+def test_selective_risk_and_entropy_are_those_of_the_predictions(
+    runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]
+) -> None:
+    tree, run = pair[1], open_run(runs["byov"], READING)
+    assert run.under_draws is not None
+    told, curve = tree["risk"]["clean"]["1/under_draws"], risk_coverage(run.under_draws.mean, run.labels)
+    assert told["aurc"] == pytest.approx(curve.risk.mean().item(), abs=1e-6)
+    assert told["points"][-1] == [1, pytest.approx(1 - tree["numbers"]["rows"][2]["scores"]["top1/clean"]["value"])]
+    shares, width = tree["entropy"]["shares"]["1/under_draws"], tree["entropy"]["width"]
+    middle = sum(share * (i + 0.5) * width for i, share in enumerate(shares["clean"]))
+    assert run.under_draws.entropy is not None
+    assert middle == pytest.approx(run.under_draws.entropy.mean().item(), abs=width / 2)
+    assert [sum(each) for each in shares.values()] == [pytest.approx(1, abs=1e-3)] * 2
+
+
+def test_it_says_of_what_when_and_at_what_cost(
+    pair: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = pair[1]
+    point, drawn = tree["cost"]
+    assert (point["passes"], drawn["passes"]) == ("1", "3")
+    assert drawn["parameters"] == 2 * point["parameters"]  # a mean and a variance of each
+    assert tree["about"]["data"] == {"name": "digits", "split": "test", "images": 80}
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    html = render({**tree, "about": {**tree["about"], **about([])}})
+    assert "9 September 2001" in Page(html).text("answer")
+    assert f"{drawn['parameters']:,}" in Page(html).text("answer")
+
+
+@given(st.text('<>&"ECNL '))
+def test_abbreviations_are_marked_and_the_rest_is_text(text: str) -> None:
+    found = Page(f"<section id='x'>{abbr(text)}</section>")
+    assert found.sections["x"] == text
+    assert len(found.with_attribute("data-tip")) <= 2
 
 
 def test_what_it_knows_without_labels_is_that_of_the_run(

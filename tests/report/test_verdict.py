@@ -158,6 +158,13 @@ def test_headline_rows_and_sentences_never_disagree(runs: list[ReportedRun]) -> 
             if row["sign"]:
                 beyond = row["gap"]["high"] - row["gap"]["value"] if row["least"] is None else row["least"]
                 assert row["sign"] * row["gap"]["value"] > beyond
+            if (
+                row["interval"] is None
+            ):  # what the plot draws, too: a bar that leaves 0 out is a difference that is told
+                assert not row["sign"]
+            elif not row["few"]:
+                low, high = row["interval"]
+                assert (low > 0) - (high < 0) == row["sign"]
         assert any("misread" in note for note in each["notes"]) == any(row["few"] for row in rows)
 
 

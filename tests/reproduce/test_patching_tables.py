@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -16,11 +17,12 @@ from torch import Generator, nn
 import byov
 from byov.reproduce import patching_reading, patching_runs
 from byov.reproduce.experiment import Context, Outcome, discover, plain, same_protocol
-from byov.reproduce.patching_accuracy import curve
-from byov.reproduce.patching_corruption import corruption_errors
+from byov.reproduce.patching_accuracy import TABLE4, curve
+from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
 from byov.reproduce.patching_figure3 import X, functions, steps
 from byov.reproduce.patching_runs import METHODS, recipe
 from byov.reproduce.recipes import load, trained
+from byov.train import supervised
 from byov.train.config import to_dict
 from byov.train.supervised import Supervised
 
@@ -131,6 +133,11 @@ def test_every_table_has_its_rows(outcomes: dict[str, Outcome]) -> None:
     assert {"explicit ensemble, stacked: ECE %", "EMP (BN+out), stacked: ECE %"} <= set(rows)
     assert rows["ECMP (BN+out): ECE %"].paper == 1.65
     assert rows["explicit ensemble: overhead %"].ours == pytest.approx(400)
+    assert rows["ECMP (BN+out): overhead %"].paper == 17.9
+    draws = {row.quantity: row.paper for row in outcomes["patching/table10"].comparisons}
+    assert draws["ECMP (BN+out): S = 20, beside the paper's ResNet: ECE %"] == 1.70
+    assert draws["ECMP (BN+out): S = 200, beside the paper's PyramidNet: MCE %"] == 18.1
+    assert draws["ECMP (BN+out): ECE at S = 200 minus S = 100, ResNet, points"] == pytest.approx(0.15)
     assert rows["dropout: overhead %"].ours == 0
     weights, patched = 64 * 12 + 12 + 24 + 130, 24 + 130
     assert rows["ECMP (BN+out): overhead %"].ours == pytest.approx(100 * 4 * patched / weights)
@@ -139,6 +146,14 @@ def test_every_table_has_its_rows(outcomes: dict[str, Outcome]) -> None:
 def test_a_vanilla_network_is_its_own_measure(outcomes: dict[str, Outcome], context: Context) -> None:
     rows = {row.quantity: row.ours for row in outcomes["patching/table7"].comparisons}
     assert rows["vanilla: mCE %"] == pytest.approx(100)
+    paper = {row.quantity: row.paper for name in ("7", "8") for row in outcomes[f"patching/table{name}"].comparisons}
+    assert paper["EMP (BN+out): pixelate"] == 84.8  # of Table 8, which comes last
+    assert {row.quantity: row.paper for row in outcomes["patching/table5"].comparisons}[
+        "ECMP (BN+out), as the paper starts it: fog"
+    ] == 103
+    assert rows["EMP's mCE minus ECMP's, points"] == pytest.approx(
+        rows["EMP (BN+out): mCE %"] - rows["ECMP (BN+out): mCE %"]
+    )
     found = patching_runs.readings(context, ["vanilla", "emp"])
     (errors,) = corruption_errors(found, "emp")
     ours, theirs = found["emp"][0]["errors"], found["vanilla"][0]["errors"]
@@ -170,13 +185,57 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(outcomes: dict[str, O
         trained(other, "emp", recipe(other, "emp"))
 
 
-def test_runs_of_the_user_s_own_are_read_in_their_place(outcomes: dict[str, Outcome], context: Context) -> None:
+def test_runs_of_the_user_s_own_are_read_in_their_place(
+    outcomes: dict[str, Outcome], context: Context, tmp_path: Path
+) -> None:
+    """Any setting is read: as the method that has it, or labelled by what sets it apart from the nearest one."""
     runs = context.out.parent / "runs" / "quick"
-    given = replace(context, runs=(runs / "emp_seed0", runs / "vanilla_seed0"))
-    found = patching_runs.readings(given)
-    assert list(found) == ["vanilla", "emp"]
+    own = {
+        "emp": ("spread=0.3", "apart=none"),
+        "dropout": ("p=0.2",),
+        "ecmp": ("on=output",),
+        "dropconnect": ("p=0.1",),
+    }
+    given = [runs / "emp_seed0", runs / "vanilla_seed0", runs / "ecmp_paper_seed0"]
+    for method, changes in own.items():
+        changed = replace(context, changes=(*context.changes, *(f"posterior.{change}" for change in changes)))
+        given.append(tmp_path / method)
+        supervised.start(recipe(changed, method), given[-1])
+    handed = replace(context, runs=tuple(given))
+    found = patching_runs.readings(handed)
+    rows = {name: (readings[0]["label"], readings[0]["row"]) for name, readings in found.items()}
+    assert list(rows)[:3] == ["vanilla", "emp", "ecmp_paper"]
+    assert rows == {
+        "vanilla": ("vanilla", "vanilla"),
+        "emp": ("EMP (BN+out)", "emp"),
+        "ecmp_paper": ("ECMP (BN+out), as the paper starts it", "ecmp"),
+        **{name: (name, row) for name, row in (
+            ("EMP (BN+out), spread = 0.3, apart = none", "emp"),
+            ("dropout, p = 0.2", "dropout"),
+            ("ECMP (BN+out), on = output", ""),
+            ("DropConnect, p = 0.1", "dropconnect"),
+        )},
+    }  # fmt: skip
+    table = {row.quantity: row.paper for row in run(handed, "patching/table6").comparisons}
+    assert table["EMP (BN+out), spread = 0.3, apart = none: ECE %"] == table["EMP (BN+out): ECE %"] == 13.6
+    assert table["ECMP (BN+out), as the paper starts it: ECE %"] == 8.73
+    assert table["ECMP (BN+out), on = output: ECE %"] is None
+    for name in ("patching/table4", "patching/table7", "patching/table8", "patching/figure6"):
+        assert any(row.quantity.startswith("dropout, p = 0.2: ") for row in run(handed, name).comparisons)
+    assert len(list((runs / "parts").glob("run_*.json"))) == len(given)  # read once for all tables
     with pytest.raises(ValueError, match="no vanilla network"):
         patching_runs.readings(replace(context, runs=(runs / "emp_seed0",)))
+
+
+def test_runs_on_other_images_are_refused(
+    outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = context.out.parent / "runs" / "quick"
+    read = patching_runs.read
+    monkeypatch.setattr(patching_runs, "read", lambda path, *rest: {**read(path, *rest), "data": path.name})
+    given = replace(context, out=tmp_path / "table4", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
+    with pytest.raises(ValueError, match="one data, not of emp_bn_seed0 and vanilla_seed0"):
+        patching_runs.readings(given)
 
 
 def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
@@ -199,21 +258,70 @@ def test_a_reading_from_before_a_setting_has_its_default() -> None:
     assert not same_protocol(None, asked, defaults)
 
 
-def test_corruption_errors_are_of_the_same_seeds() -> None:
-    def reading(error: float) -> dict[str, Any]:
-        return {"errors": {"clean": [error / 2], "fog": [error] * 5}}
+def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
+    """What was read once makes the tables again; a setting that has no use may have another default by now."""
+    results = Path(__file__).parents[2] / "results" / "cifar100" / "patching" / "table4"
+    stored = Context(results, "full")
+    for method in ("vanilla", "emp", "ecmp"):
+        assert all(patching_runs.is_read(stored, method, seed) for seed in (0, 1, 2)), method
+    found = patching_runs.readings(replace(stored, partial=True))
+    assert {"dropout", "dropconnect", "emp_bn", "ecmp_bn", "ensemble", "emp_learned"} <= found.keys()
+    (*_, last) = corruption_errors(found, "ecmp")
+    assert last["mCE"] == pytest.approx(96.9, abs=0.05)  # as results/cifar100/README.md has it
+    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
+    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
 
-    found = {"vanilla": [reading(0.2), reading(0.3), reading(0.4)], "emp": [reading(0.1)]}
-    with pytest.raises(ValueError, match=r"^Corruption errors are by seed.*1 of EMP.* and 3 of the vanilla network\.$"):
-        corruption_errors(found, "emp")
-    (only,) = corruption_errors(found, "emp", partial=True)
-    assert only["mCE"] == pytest.approx(50.0)
+
+def test_corruption_errors_are_of_the_same_seeds() -> None:
+    def reading(error: float, seed: int) -> dict[str, Any]:
+        return {"errors": {"clean": [error / 2], "fog": [error] * 5}, "seed": seed}
+
+    found = {"vanilla": [reading(0.2, 0), reading(0.3, 1), reading(0.4, 2)], "emp": [reading(0.1, 2)]}
+    (only,) = corruption_errors(found, "emp")
+    assert only["mCE"] == only["CE"]["fog"] == pytest.approx(25.0)
+    with pytest.raises(
+        ValueError, match=r"^Corruption errors are by seed, and there is no vanilla network of seed 2\.$"
+    ):
+        corruption_errors({**found, "vanilla": found["vanilla"][:2]}, "emp")
+
+
+def test_the_paper_s_errors_by_corruption_have_its_means() -> None:
+    """Rows of fifteen numbers average to what stands before them: dropout's and rmCE of ECMP (BN) by rounding alone."""
+    for table in (TABLE7, TABLE8):
+        for method, (mean, *each) in ((method, list(row.values())) for method, row in table.items()):
+            assert sum(each) / 15 == pytest.approx(mean, abs=0.5), method
+
+
+def test_the_paper_s_relative_errors_are_by_hendrycks_formula() -> None:
+    """D.4 prints the model's own clean error in the denominator; Tables 4, 7 and 8 together say otherwise.
+
+    CE and both clean errors give rCE but for the vanilla network's error under that corruption, one number for five
+    methods. Fitted, it leaves about half a point by Hendrycks & Dietterich's formula, which is rounding, and three
+    times that by the printed one.
+    """
+    errors = np.linspace(36, 99, 631)  # the vanilla network's, per cent
+    clean = {method: 100 - row[1] for method, row in TABLE4.items()}
+    left = {"baseline": 0.0, "own": 0.0}
+    for corruption in list(TABLE7["emp"])[1:]:
+        squares = dict.fromkeys(left, np.zeros_like(errors))
+        for method in TABLE7.keys() - {"vanilla"}:
+            added = TABLE7[method][corruption] / 100 * errors - clean[method]
+            for denominator in left:
+                base = clean["vanilla" if denominator == "baseline" else method]
+                predicted = 100 * added / (errors - base)
+                squares[denominator] = squares[denominator] + (predicted - TABLE8[method][corruption]) ** 2 / 5
+        for denominator in left:
+            left[denominator] += squares[denominator].min() / 15
+    assert left["baseline"] ** 0.5 < 0.7
+    assert left["own"] ** 0.5 > 1.8
 
 
 def test_relative_corruption_errors_are_of_each_network_s_own_clean_error() -> None:
     """By hand: (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
-    ours = {"errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
-    vanilla = {"errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
+    ours = {"seed": 0, "errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
+    vanilla = {"seed": 0, "errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
     (found,) = corruption_errors({"vanilla": [vanilla], "emp": [ours]}, "emp")
     assert found["relative_mCE"] == pytest.approx(140.0)
+    assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
+    assert "relative_mCE" in corruption_errors({"vanilla": [vanilla]}, "vanilla")[0]
     assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)

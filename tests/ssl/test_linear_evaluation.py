@@ -16,6 +16,7 @@ from byov.data import ImageSet
 from byov.data.batches import epoch_order
 from byov.metrics.functional import accuracy
 from byov.posterior.random import stream
+from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV
 from byov.ssl.classifiers import held_out
@@ -23,7 +24,6 @@ from byov.ssl.features import Encoder, features
 from byov.ssl.heads import Student
 from byov.ssl.linear_evaluation import CROPS, Heads, LinearSettings, batch_size, linear_evaluation
 from byov.ssl.probe import FIT, READ, Scores
-from byov.ssl.temperature import fit_temperature, tempered
 from byov.ssl.views import UNIFORMS, Views, crop, parameters
 
 Labelled = tuple[Tensor, Tensor]
@@ -163,7 +163,7 @@ def test_a_reading_is_the_protocol_written_down_once_more(name: str, train: Labe
         probs = layer(features(model, test[0], network=side, **NORMALISE)).softmax(1)
     torch.testing.assert_close(found.prediction.mean, probs.detach(), atol=1e-5, rtol=0)
     assert found.scores == Scores.of(found.prediction.mean, test[1])
-    assert found.tempered == Scores.of(tempered(found.prediction.mean, found.temperature), test[1])
+    assert found.tempered == Scores.of(Temperature(found.temperature).probabilities(found.prediction.mean), test[1])
     if name != "student_draws":  # the held-out images, by the layer that has not seen them
         other = by_hand(model, name, train, found.rate, ~held)
         unseen = other(features(model, train[0][held], network=side, **NORMALISE)).softmax(1).detach()

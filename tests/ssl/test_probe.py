@@ -13,9 +13,9 @@ import byov
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, calibration_error, mutual_information
 from byov.posterior.random import stream
+from byov.posthoc.temperature import RANGE, Temperature
 from byov.ssl.features import features, grouped_draws
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
-from byov.ssl.temperature import RANGE, tempered
 
 Labelled = tuple[Tensor, Tensor]
 NORMALISE: dict[str, Any] = {"mean": (0.3,), "std": (0.37,)}
@@ -159,7 +159,7 @@ def test_a_probe_is_tempered_at_mu_and_under_draws(digits: Labelled) -> None:
     for name, reading in (("linear", "at_mean"), ("linear_draws", "under_draws")):
         temperature, before, after = found.probe.temperatures[reading], plain.predictions[name], found.predictions[name]
         assert temperature != 1.0
-        torch.testing.assert_close(after.mean, tempered(before.mean, temperature))
+        torch.testing.assert_close(after.mean, Temperature(temperature).probabilities(before.mean))
         torch.testing.assert_close(after.expected_entropy + after.mutual_information, after.entropy)
         assert (after.mutual_information <= before.mutual_information + 1e-6).all()
         assert found.scores[name].top1 == plain.scores[name].top1

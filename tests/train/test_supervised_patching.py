@@ -19,7 +19,7 @@ from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, gates
 from byov.train.config import load_config
 from byov.train.posterior_config import FamilyConfig, L2Config
-from byov.train.supervised import Classifier, Supervised, build, restore, start
+from byov.train.supervised import Classifier, Patches, Supervised, build, restore, start
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -253,6 +253,30 @@ def test_the_output_layer_may_have_a_family_of_its_own(tmp_path: Path, output: s
     covers = {type(f.family): {slot.name for slot in f.layout.slots} for f in net.factors}
     assert covers[kind] == {"4.weight", "4.bias"}
     assert covers[byov.EMP] == {"2.weight", "2.bias"} | ({"1.weight", "1.bias"} if on == "all" else set())
+
+
+def test_input_zero_and_the_noise_of_shared_layers_come_from_a_recipe(tmp_path: Path) -> None:
+    words = ("posterior.family=emp", "posterior.on=input+norm+output", "posterior.zero=true")
+    assert start(recipe(*words, "posterior.sigma=0.01"), tmp_path)
+    net = restore(tmp_path)[0].net
+    assert isinstance(net, BayesianModule)
+    (factor,) = net.factors
+    assert {slot.name.partition(".")[0] for slot in factor.layout.slots} == {"1", "2", "4"}
+    assert (len(factor.roles["components"]), factor.family.zero) == (2, True)  # type: ignore[attr-defined]
+    words = ("posterior.family=emp", "posterior.on=norm", "posterior.shared_sigma=0.02")
+    module = built(*words, "posterior.penalty=l2", "posterior.l2.shared_weights=0.5", "posterior.l2.shared_biases=0.25")
+    patched, shared = module.net.factors  # type: ignore[union-attr]
+    assert shared.family == byov.Shared(0.02)
+    parts = shared.layout.split(shared.roles["mean"])
+    assert set(parts) == {"1.weight", "1.bias", "4.weight", "4.bias"}
+    expected = 1e-3 * patched.roles["components"].square().sum()
+    expected = expected + sum((0.25 if "bias" in n else 0.5) * p.square().sum() for n, p in parts.items())
+    torch.testing.assert_close(module.penalty(torch.ones(())), expected / 128)
+    patches = Patches(module.net, recipe(*words, "posterior.alternate=2").posterior)
+    assert [len(patches.patched), len(patches.shared)] == [1, 1]
+    for wrong in ("posterior.family=none", "posterior.on=all"):
+        with pytest.raises(ValueError, match="noise of what lies beside patches"):
+            recipe(*words, wrong)
 
 
 def test_learned_probabilities_are_trained_and_restored(tmp_path: Path) -> None:

@@ -22,19 +22,6 @@ ShiftKind = Annotated[
         help="Shift the images by none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA
     ),
 ]
-Limit = Annotated[
-    int | None, typer.Option(help="Evaluate on this many images.", show_default=False, rich_help_panel=options.DATA)
-]
-Normalise = Annotated[
-    bool,
-    typer.Option("--normalise", help="Standardise by the training split's moments.", rich_help_panel=options.DATA),
-]
-Bins = Annotated[
-    int,
-    typer.Option(
-        help="Divide confidence into this many bins for ECE and adaptive ECE.", rich_help_panel=options.OUTPUT
-    ),
-]
 Out = Annotated[Path, typer.Option(help="Write the results to this file.", rich_help_panel=options.OUTPUT)]
 Baseline = Annotated[
     Path | None,
@@ -54,18 +41,18 @@ def command(
     root: options.Root = None,
     shift: ShiftKind = "none",
     severities: options.Severities = "1-5",
-    limit: Limit = None,
+    limit: options.Limit = None,
     train_limit: options.TrainLimit = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
-    normalise: Normalise = False,
+    normalise: options.Normalise = False,
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     network: options.Network = "student",
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
-    bins: Bins = 15,
+    bins: options.Bins = 15,
     out: Out = Path("results.json"),
     baseline: Baseline = None,
     resume: Resume = True,

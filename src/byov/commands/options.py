@@ -31,6 +31,17 @@ Channels = Annotated[
         help="Give the images 1 or 3 channels, for a python: network.", show_default=False, rich_help_panel=DATA
     ),
 ]
+Limit = Annotated[
+    int | None, typer.Option(help="Evaluate on this many images.", show_default=False, rich_help_panel=DATA)
+]
+Normalise = Annotated[
+    bool,
+    typer.Option("--normalise", help="Standardise by the training split's moments.", rich_help_panel=DATA),
+]
+Bins = Annotated[
+    int,
+    typer.Option(help="Divide confidence into this many bins for ECE and adaptive ECE.", rich_help_panel=OUTPUT),
+]
 MOST_DRAWS = 10**6
 """More would not end, nor tell more."""
 Samples = Annotated[

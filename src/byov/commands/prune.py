@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from byov.commands import options
+from byov.commands.prune_sweep import Refit, Sparsities, Sweep, Twin, sweep_command
 
-if TYPE_CHECKING:
-    from byov.runs import Reading
-
-ROUNDS, SWEEP = "Fine-tuning in rounds", "Sweep"
+ROUNDS = "Fine-tuning in rounds"
 Run = Annotated[
     Path, typer.Argument(help="Prune this run of byov pretrain or byov train, by its folder or checkpoint.")
 ]
@@ -40,28 +38,6 @@ Rounds = Annotated[
 ]
 Epochs = Annotated[int, typer.Option(help="Fine-tune for this many epochs in each round.", rich_help_panel=ROUNDS)]
 Rate = Annotated[float, typer.Option(help="Fine-tune at this learning rate.", rich_help_panel=ROUNDS)]
-Sweep = Annotated[
-    bool,
-    typer.Option(
-        "--sweep", help="Show instead the scores over sparsities, by SNR, magnitude and random.", rich_help_panel=SWEEP
-    ),
-]
-Twin = Annotated[
-    Path | None,
-    typer.Option(help="Sweep this deterministic run too, by magnitude.", show_default=False, rich_help_panel=SWEEP),
-]
-Sparsities = Annotated[
-    str | None,
-    typer.Option(
-        help="Sweep these, such as 0,0.5,0.9; without it thirteen up to 0.95.",
-        show_default=False,
-        rich_help_panel=SWEEP,
-    ),
-]
-Refit = Annotated[
-    bool,
-    typer.Option("--refit", help="Also read with a probe fitted to each pruned encoder.", rich_help_panel=SWEEP),
-]
 
 
 def command(
@@ -95,18 +71,18 @@ def command(
     """
     from byov.commands.console import show
     from byov.device import choose_device
-    from byov.evaluation.pruning import Prunable, check_file, check_sweep_files, prune_run
+    from byov.evaluation.pruning import Prunable, check_file, prune_run
     from byov.report import tables
     from byov.runs import Reading, open_run
 
     check_file(out, run, force)
-    place = choose_device(device) if sweep or rounds else "cpu"
+    named = choose_device(device)
+    place = named if sweep or rounds else "cpu"
     reading = Reading(seed=seed, split=split, root=root, device=place, trust=trust)
     if sweep:
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
-        check_sweep_files(out, force)
-        _sweep(run, twin, out, by, scope, sparsities, refit, reading)
+        sweep_command(run, twin, out, by, scope, sparsities, refit, force, reading)
         return
     if twin is not None or sparsities is not None or refit:
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
@@ -116,29 +92,3 @@ def command(
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))
-
-
-def _sweep(
-    run: Path,
-    twin: Path | None,
-    out: Path,
-    by: str | None,
-    scope: str,
-    sparsities: str | None,
-    refit: bool,
-    reading: Reading,
-) -> None:
-    """Read the run, and its twin, over sparsities; write the scores and their figure."""
-    from byov.commands.console import progress, show
-    from byov.evaluation.pruning import parse_sparsities, sweep_runs
-    from byov.files import write_json
-    from byov.report import tables
-    from byov.report.drawing import save
-    from byov.report.figures import pruning_figure
-
-    probing, wanted = "both" if refit else "fixed", parse_sparsities(sparsities)
-    with progress() as advance:
-        content = sweep_runs(run, twin, wanted, scope, probing, reading, report=advance, by=by and by.split(","))  # type: ignore[arg-type]
-    write_json(out, content)
-    save(pruning_figure(content), out.with_suffix(""))
-    show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")

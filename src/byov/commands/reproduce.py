@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -70,7 +72,9 @@ def command(
     show(*(f"{name} is left out: {reason}." for name, reason in skipped.items()))
     failed: list[str] = []
     left: list[str] = []
-    for name, context in wanted.items():
+    started, done = monotonic(), 0
+    for i, (name, context) in enumerate(wanted.items()):
+        announce(name, i, len(wanted), done, monotonic() - started)
         before = None if force else finished(context.out)
         try:
             content = before or execute(known[name], context)
@@ -82,8 +86,16 @@ def command(
             failed.append(name)
             show(f"{name} failed: {error}")
         else:
+            done += before is None
             show(*tables.reproduced(content, context.out, again=before is not None), width=110)
     if left:
         show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command continues where it stopped.")
     if failed:
         raise ValueError(f"{len(failed)} of {len(wanted)} could not be run: {', '.join(failed)}.")
+
+
+def announce(name: str, place: int, of: int, done: int, seconds: float) -> None:
+    """Say on a terminal which of several comes, and how long the rest may take; each has bars of its own to train."""
+    if of > 1 and sys.stderr.isatty():
+        left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
+        print(f"{place + 1} of {of}: {name}{left}", file=sys.stderr)

@@ -11,11 +11,13 @@ from typing import Any
 import timm
 import torch
 import torchvision
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from byov.data.printable import reason
 from byov.models.convnet import DEPTHS, convnet, resnet
 from byov.models.pyramidnet import pyramidnet
-from byov.models.vit import SIZES, vit
+from byov.models.vit import SIZES, start_as_byov, vit
 
 Builder = Callable[[int, int, int | None], nn.Module]  # classes, channels, image size
 PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")  # any depth and α, with bottlenecks or without
@@ -76,8 +78,8 @@ def create(
         return _torchvision(bare, classes, channels, image_size, pretrained)
     if bare.startswith("pyramidnet"):
         raise ValueError(f"A PyramidNet's name is pyramidnetDEPTH_aALPHA, such as pyramidnet110_a270, not {name!r}.")
-    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4)
-    raise ValueError(f"There is no network called {name!r}; the nearest names are {', '.join(close) or 'none'}.")
+    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4) or ["convnet32", "resnet18", "vit-nano/4"]
+    raise ValueError(f"There is no network called {name!r}; try {', '.join(close)}.")
 
 
 LARGEST = 224
@@ -117,7 +119,8 @@ def encoder(
 ) -> tuple[nn.Module, int]:
     """Build a network without its last layer; return it with the width of the features (batch, width) that it gives.
 
-    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module.
+    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module. A
+    transformer of timm's (`timm:vit_*`) starts as BYOV's does, unless its weights are pretrained.
     """
     if name.startswith("python:"):
         return _own_encoder(name, channels, image_size or 224)
@@ -125,6 +128,8 @@ def encoder(
         net = create(name, 1, channels, image_size)
     width = net.get_submodule(_last_linear(net, name)).in_features
     net = create(name, 0, channels, image_size, pretrained)
+    if isinstance(net, VisionTransformer) and not pretrained and name not in OWN:  # ours have done so
+        start_as_byov(net)
     if image_size is not None:
         try_image(net, name, channels, image_size)
     return net, int(width)  # type: ignore[arg-type]
@@ -141,8 +146,8 @@ def try_image(net: nn.Module, name: str, channels: int, image_size: int) -> Tens
         with torch.no_grad():
             return net(torch.zeros(1, channels, image_size, image_size))
     except (RuntimeError, AssertionError, IndexError) as error:
-        shape, reason = f"{channels}×{image_size}×{image_size}", (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{name} does not take images of {shape}: {reason.rstrip('.')}.") from error
+        shape = f"{channels}×{image_size}×{image_size}"
+        raise ValueError(f"{name} does not take images of {shape}: {reason(error).rstrip('.')}.") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -166,14 +171,20 @@ def resolve(name: str) -> Any:
     return found
 
 
-def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+def call_entry(name: str, *arguments: int) -> nn.Module:
+    """Call a user's `python:module:function` with these arguments; refuse what gives no network."""
     make = resolve(name.removeprefix("python:"))
     if not callable(make):
-        raise ValueError(f"{name} is not a function that returns an encoder, but of type {type(make).__name__}.")
-    net = make()
+        raise ValueError(f"{name} is not a function that returns a network, but of type {type(make).__name__}.")
+    net = make(*arguments)
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+    return net
+
+
+def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+    net = call_entry(name)
     out = try_image(net, name, channels, image_size)
     if not isinstance(out, Tensor) or out.ndim != 2:
         raise ValueError(f"An encoder gives features (N, width); {name} does not.")

@@ -48,9 +48,7 @@ def vit(
 ) -> VisionTransformer:
     """Build a ViT of a named size: nano 64×4, mini 192×6, ti 192×12, s 384×12 or b 768×12 (width × depth).
 
-    Every weight, the class token and the position embedding are drawn from trunc_normal(std 0.02), biases start at zero
-    and norms at one. timm's own initialisation leaves the patch-embedding convolution at PyTorch's default, an order of
-    magnitude wider, which a Gaussian posterior with one prior for all weights would notice. `classes=0` gives features.
+    It starts as `start_as_byov` says, norms at one. `classes=0` gives features.
     """
     if size not in SIZES:
         raise ValueError(f"A ViT's size is one of {', '.join(SIZES)}, not {size!r}.")
@@ -67,12 +65,24 @@ def vit(
         **SIZES[size],
     )
     net.patch_embed.proj = Patches(channels, net.embed_dim, patch)
+    return start_as_byov(net)
+
+
+TOKENS = ("pos_embed", "cls_token", "reg_token", "dist_token")
+
+
+def start_as_byov(net: VisionTransformer) -> VisionTransformer:
+    """Draw all weights, tokens and the position embedding from trunc_normal(std 0.02), biases zero (BYOV, appendix C).
+
+    timm's own start leaves the patch embedding at PyTorch's default, which is uniform, has biases and is four times as
+    wide for patches of 4 pixels, and the class token at 10⁻⁶: a Gaussian posterior relative to its scale would notice.
+    """
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    for extra in (net.pos_embed, net.cls_token):
+    for extra in (getattr(net, name, None) for name in TOKENS):
         if extra is not None:
             trunc_normal_(extra, std=0.02)
     return net

@@ -12,11 +12,12 @@ from byov.posterior.factor import Factor
 from byov.posterior.layout import Layout
 from byov.posterior.module import BayesianModule
 from byov.posterior.prior import Normal, Prior
+from byov.posterior.recommended import Recommended, recommended
 from byov.posterior.select import Rules, select
 
 
 def bayesianize(
-    net: nn.Module, rules: Rules, *, prior: Prior | None = None, shared_draw: bool = False
+    net: nn.Module, rules: Rules | Recommended = "scratch", *, prior: Prior | None = None, shared_draw: bool = False
 ) -> BayesianModule:
     """Give `net` a posterior over the parameters that `rules` cover; its weights become the means.
 
@@ -24,7 +25,8 @@ def bayesianize(
         net: any module. It is copied, and left as it is.
         rules: a family, for every trainable parameter; or a mapping from rules to families, tried in order, where a
             rule is a glob on the parameter's name, a module class, or a predicate (name, module, parameter) -> bool.
-            What no rule matches stays a point.
+            What no rule matches stays a point. Or what we recommend: "scratch" for a network that is trained from
+            scratch, "pretrained" for one that is fine-tuned.
         prior: saved with the model, and what `model.kl()` measures against; N(0, 1) by default.
         shared_draw: under several processes, draw the same noise on every rank instead of each its own.
 
@@ -44,7 +46,7 @@ def bayesianize(
         Prior.check(prior)
     factors: list[Factor] = []
     removed: dict[int, None] = {}
-    for family, layout in select(net, rules):
+    for family, layout in select(net, recommended(rules) if isinstance(rules, str) else rules):
         initial = _flat(net, layout)
         buffers = _owned_buffers(net, layout) if getattr(family, "owns_buffers", False) else {}
         factors.append(Factor(family, layout, initial, _fresh(net, layout), buffers))

@@ -42,6 +42,9 @@ from byov.posterior.random import categorical, normal, uniform
 
 Start = Literal["copy", "reset"]
 
+SPREAD = 0.8
+"""How far components start apart, unless told: in L layers by 0.8/√L of each weight. Measured in results/defaults."""
+
 
 def _within(value: float, end: float) -> bool:
     """Tell if it is a number in [0, end)."""
@@ -58,19 +61,22 @@ class _Components(ABC):
     """K learned centroids, role `components` (K, P), mixed with fixed or learned probabilities.
 
     `probs` defaults to uniform, as everywhere in the paper. `start="copy"` starts every centroid at the network's
-    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew, which is what
-    an explicit ensemble trained from scratch needs. `spread` moves each element w of each centroid by spread·|w|·ε from
-    there, the mean of the centroids staying where it was: else the patches of a norm, which all start at 1 and 0, are
-    told apart by nothing but the batches they happen to see. `learn_probs` adds the role `logits` (K, layers): the
-    probabilities start at `probs` and are learned, each layer its own (an `Ensemble` has one for all).
+    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew. `spread`
+    moves each element w of each centroid by spread·|w|·ε from there, the mean of the centroids staying where it was:
+    else the patches of a norm, which all start at 1 and 0, are told apart by nothing but the batches they happen to
+    see. Unless given, it is 0.8/√L for copies in L layers, so that what it adds up to does not depend on the depth, and
+    0 for what starts anew. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are
+    learned, each layer its own (an `Ensemble` has one for all). With `zero` the last component is 0 and stays so, as
+    dropout's is (appendix D.1): K − 1 are learned, and kept as (1 − p_K)·M.
     """
 
     k: int
     probs: tuple[float, ...] | None = None
     sigma: float = 0.0
     start: Start = "copy"
-    spread: float = 0.0
+    spread: float | None = None
     learn_probs: bool = False
+    zero: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -86,16 +92,17 @@ class _Components(ABC):
             if not all(p > 0 for p in probs) or abs(sum(probs) - 1.0) > 1e-6:
                 raise ValueError(f"{name} needs mixing probabilities above 0 that sum to 1, not {probs}.")
             object.__setattr__(self, "probs", probs)
-        if not _within(self.spread, float("inf")):
-            raise ValueError(f"{name} needs a spread of at least 0, not {self.spread!r}.")
+        if self.spread is not None and not _within(self.spread, float("inf")):
+            raise ValueError(f"{name} needs a spread of at least 0, or None, not {self.spread!r}.")
+        if self.zero and self.learn_probs:
+            raise ValueError(f"{name} with a component at zero has fixed probabilities: leave out learn_probs.")
 
     def __repr__(self) -> str:
         # As it was before there were learned probabilities, so that what was saved then is still recognised. Where the
         # centroids started is nothing that a saved state depends on.
-        learned = ", learn_probs=True" if self.learn_probs else ""
-        return (
-            f"{type(self).__name__}(k={self.k}, probs={self.probs}, sigma={self.sigma}, start={self.start!r}{learned})"
-        )
+        more = (", learn_probs=True" if self.learn_probs else "") + (", zero=True" if self.zero else "")
+        name = type(self).__name__
+        return f"{name}(k={self.k}, probs={self.probs}, sigma={self.sigma}, start={self.start!r}{more})"
 
     @property
     def mixing(self) -> tuple[float, ...]:
@@ -117,19 +124,31 @@ class _Components(ABC):
     # What is learned
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
-        others = [initial if self.start == "copy" else fresh() for _ in range(self.k - 1)]
-        stack = torch.stack([initial, *others])
-        if self.spread > 0:
-            away = self.spread * stack.abs() * torch.randn_like(stack)
-            stack = stack + away - self._mix(away, self.mixing)
-        return {"components": stack}
+        others = [initial if self.start == "copy" else fresh() for _ in range(self.k - 1 - self.zero)]
+        return {"components": self._apart(torch.stack([initial, *others]), self.spread or 0.0)}
+
+    def _learned(self) -> tuple[float, ...]:
+        """Return the fixed probabilities among the components that are learned; they sum to 1."""
+        return tuple(p / (1.0 - self.mixing[-1]) for p in self.mixing[:-1]) if self.zero else self.mixing
+
+    def _centroids(self, roles: Roles) -> Tensor:
+        """Return all K of them (K, P); the last is 0 where it is fixed there."""
+        learned = roles["components"]
+        return torch.cat([learned / (1.0 - self.mixing[-1]), torch.zeros_like(learned[:1])]) if self.zero else learned
 
     def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
-        """Return the logits of learned mixing probabilities (K, groups); nothing where they are fixed."""
-        if not self.learn_probs:
-            return {}
-        logits = torch.tensor(self.mixing, dtype=initial.dtype, device=initial.device).log()
-        return {"logits": logits[:, None].repeat(1, self._groups(layout))}
+        """Return copies that start apart, unless told how far; and the logits (K, groups) of learned probabilities."""
+        found: dict[str, Tensor] = {}
+        if self.spread is None and self.start == "copy":
+            found["components"] = self._apart(initial.expand(self.k - self.zero, -1), SPREAD / layout.layers**0.5)
+        if self.learn_probs:
+            logits = torch.tensor(self.mixing, dtype=initial.dtype, device=initial.device).log()
+            found["logits"] = logits[:, None].repeat(1, self._groups(layout))
+        return found
+
+    def _apart(self, stack: Tensor, spread: float) -> Tensor:
+        away = spread * stack.abs() * torch.randn_like(stack) if spread else torch.zeros_like(stack)
+        return stack + away - self._mix(away, self._learned())
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {}
@@ -148,7 +167,7 @@ class _Components(ABC):
         return noise
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
-        components, z = roles["components"], self._elements(self.assignment(roles, cells, noise), cells)
+        components, z = self._centroids(roles), self._elements(self.assignment(roles, cells, noise), cells)
         # One for all: a row is read, not gathered.
         theta = (components.index_select(0, z) if len(z) == 1 else components.gather(0, z.unsqueeze(0))).squeeze(0)
         if self.learn_probs and torch.is_grad_enabled():
@@ -183,10 +202,11 @@ class _Components(ABC):
         return self._elements(roles["logits"].softmax(0), cells).squeeze(1) if self.learn_probs else self.mixing
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
-        return self.average(roles["components"], self.mixing_of(roles, cells))
+        probs = self.mixing_of(roles, cells) if self.learn_probs else self._learned()
+        return self.average(roles["components"], probs)
 
     def std(self, roles: Roles, cells: Roles) -> Tensor:
-        spread = roles["components"] - self.mean(roles, cells)
+        spread = self._centroids(roles) - self.mean(roles, cells)
         return (self._mix(spread**2, self.mixing_of(roles, cells)) + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
@@ -195,7 +215,7 @@ class _Components(ABC):
         Learned probabilities take a part of that constant with them: the entropy of Z, log K − KL(p ‖ uniform) for each
         assignment of a draw. The KL to the uniform is then added; it is 0 where they start uniform.
         """
-        components = precise(roles["components"])
+        components = precise(self._centroids(roles))
         quadratic = 0.5 * self._mix(((components - mean) / std) ** 2, self.mixing_of(roles, cells)).sum()
         if not self.learn_probs:
             return quadratic
@@ -224,6 +244,11 @@ class Ensemble(_Components):
     """An explicit ensemble: one of K whole networks, its buffers (BatchNorm's statistics) included."""
 
     owns_buffers = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.zero:
+            raise ValueError("Ensemble has no component at zero: all weights of that network would be 0.")
 
     def _groups(self, layout: Layout) -> int:
         return 1

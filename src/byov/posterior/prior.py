@@ -114,8 +114,8 @@ class Prior(nn.Module):
         """Return mean and standard deviation for the weights of one factor, as numbers or flat tensors (P,)."""
 
     @abstractmethod
-    def point_moments(self, index: int) -> tuple[Tensor | float, Tensor | float]:
-        """Return the same for a parameter that stays a point; numbers, or flat."""
+    def point_moments(self, index: int, name: str, shape: tuple[int, ...]) -> tuple[Tensor | float, Tensor | float]:
+        """Return the same for a parameter that stays a point, counted after the factors; what broadcasts to it."""
 
     def attach(self, model: BayesianModule) -> None:
         """Make what depends on the model that this prior is given to; the teacher priors make their EMA here."""
@@ -128,7 +128,11 @@ class Prior(nn.Module):
 
 
 class Normal(Prior):
-    """N(mean, std²), each a number, or tensors by parameter name (shapes broadcast to the parameter's)."""
+    """N(mean, std²), each a number, or tensors by parameter name (shapes broadcast to the parameter's).
+
+    By name it has every parameter with a posterior, and those without one where `kl(points=True)` counts them: a
+    precision τ_i of its own for each layer (patching paper, equations 2 and 6) is a std of τ_i^−½.
+    """
 
     def __init__(self, mean: Moment = 0.0, std: Moment = 1.0) -> None:
         super().__init__()
@@ -152,30 +156,29 @@ class Normal(Prior):
         else:
             raise ValueError(f"A prior's {role} is a number or a mapping from parameter names to tensors.")
 
+    def _of(self, role: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the moment of one parameter, in its shape."""
+        if not self._by_name[role]:
+            return self.get_buffer(role)
+        value = self._buffers.get(f"{role}/{name.replace('.', '/')}")
+        if value is None:
+            raise ValueError(f"The prior has no {role} for {name}.")
+        try:
+            return value.expand(shape)
+        except RuntimeError:
+            own = tuple(value.shape)
+            raise ValueError(f"The prior's {role} for {name} has shape {own}, the parameter {shape}.") from None
+
     def _moment(self, role: str, layout: Layout) -> Tensor:
         if not self._by_name[role]:
             return self.get_buffer(role)
-        values = {}
-        for slot in layout.slots:
-            value = self._buffers.get(f"{role}/{slot.name.replace('.', '/')}")
-            if value is None:
-                raise ValueError(f"The prior has no {role} for {slot.name}.")
-            try:
-                values[slot.name] = value.expand(slot.shape)
-            except RuntimeError:
-                shape = tuple(value.shape)
-                raise ValueError(
-                    f"The prior's {role} for {slot.name} has shape {shape}, the parameter {slot.shape}."
-                ) from None
-        return layout.flatten(values)
+        return layout.flatten({slot.name: self._of(role, slot.name, slot.shape) for slot in layout.slots})
 
     def moments(self, factor: int, layout: Layout) -> tuple[Tensor, Tensor]:
         return self._moment("mean", layout), self._moment("std", layout)
 
-    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
-        if any(self._by_name.values()):
-            raise ValueError("A prior given by parameter names covers no points.")
-        return self.get_buffer("mean"), self.get_buffer("std")
+    def point_moments(self, index: int, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        return self._of("mean", name, shape), self._of("std", name, shape)
 
     def attach(self, model: BayesianModule) -> None:
         for i, factor in enumerate(model.factors):
@@ -201,7 +204,14 @@ class _Teacher(Prior):
             self.ema = EMA(model)
 
     def moments(self, factor: int, layout: Layout) -> tuple[Tensor | float, Tensor | float]:
-        return self.point_moments(factor)
+        return self._teacher(factor)
+
+    def point_moments(self, index: int, name: str, shape: tuple[int, ...]) -> tuple[Tensor | float, Tensor | float]:
+        return self._teacher(index)
+
+    @abstractmethod
+    def _teacher(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of a factor, or of a point counted after them."""
 
     def _fed(self) -> EMA:
         if self.ema is None:
@@ -220,7 +230,7 @@ class TeacherMean(_Teacher):
             raise ValueError(f"A teacher prior needs a standard deviation above 0, not {std}.")
         self.register_buffer("std", torch.tensor(float(std)))
 
-    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
+    def _teacher(self, index: int) -> tuple[Tensor, Tensor]:
         return self._fed().mean(index), self.get_buffer("std")
 
 
@@ -233,6 +243,6 @@ class TeacherNormal(_Teacher):
             raise ValueError(f"A teacher prior needs a variance floor above 0, not {floor}.")
         self.register_buffer("floor", torch.tensor(float(floor)))
 
-    def point_moments(self, index: int) -> tuple[Tensor, Tensor]:
+    def _teacher(self, index: int) -> tuple[Tensor, Tensor]:
         ema = self._fed()
         return ema.mean(index), ema.variance(index).clamp_min(self.get_buffer("floor")).sqrt()

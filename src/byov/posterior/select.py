@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -24,31 +25,59 @@ def norm_layers(name: str, module: nn.Module, parameter: Tensor) -> bool:
     return isinstance(module, _NORMS) or "norm" in type(module).__name__.lower()
 
 
-class _OutputLayer:
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LazyLinear)
+
+
+class _EndLayer(ABC):
+    """Match the parameters of a layer at an end of the network, which is found when the network is known."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"byov.{self.name}"
+
+    def __call__(self, name: str, module: nn.Module, parameter: Tensor) -> bool:
+        raise TypeError(f"{self} depends on the whole network: pass it to bayesianize as a rule, do not call it.")
+
+    def bind(self, net: nn.Module) -> Predicate:
+        layer = self.find(net)
+        owners = set(layer.modules()) if layer is not None else set()
+        return lambda name, module, parameter: module in owners
+
+    @abstractmethod
+    def find(self, net: nn.Module) -> nn.Module | None:
+        """Return the layer; None where the network has none."""
+
+
+class _OutputLayer(_EndLayer):
     """Match the parameters of the layer that gives the network's output.
 
     That is what a timm model calls its classifier, or else the last linear or convolutional layer it registers.
     """
 
-    def __repr__(self) -> str:
-        return "byov.output_layer"
+    name = "output_layer"
 
-    def __call__(self, name: str, module: nn.Module, parameter: Tensor) -> bool:
-        raise TypeError(
-            "byov.output_layer depends on the whole network: pass it to bayesianize as a rule, do not call it."
-        )
-
-    def bind(self, net: nn.Module) -> Predicate:
+    def find(self, net: nn.Module) -> nn.Module | None:
         get: Any = getattr(net, "get_classifier", None)
         classifier = get() if callable(get) else None
-        if not isinstance(classifier, nn.Module):
-            layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LazyLinear)
-            classifier = next((m for m in reversed(list(net.modules())) if isinstance(m, layers)), None)
-        owners = set(classifier.modules()) if classifier is not None else set()
-        return lambda name, module, parameter: module in owners
+        if isinstance(classifier, nn.Module):
+            return classifier
+        return next((module for module in reversed(list(net.modules())) if isinstance(module, _LAYERS)), None)
 
 
-output_layer = _OutputLayer()
+class _InputLayer(_EndLayer):
+    """Match the parameters of the layer that reads the network's input (patching paper, section 3.3).
+
+    That is the first linear, convolutional or embedding layer it registers.
+    """
+
+    name = "input_layer"
+
+    def find(self, net: nn.Module) -> nn.Module | None:
+        return next((module for module in net.modules() if isinstance(module, (*_LAYERS, nn.Embedding))), None)
+
+
+output_layer, input_layer = _OutputLayer(), _InputLayer()
 
 
 def _predicate(rule: Rule, net: nn.Module) -> Predicate:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Generator, nn
 
 from byov.posterior.module import lock_of
 from byov.prediction.head import Head, Watch, alike, last_layer
-from byov.prediction.inputs import Batch, Takes, batches_of, device_of, first_of, posterior_of, ready, size_of, unwrap
+from byov.prediction.inputs import (
+    Batch,
+    Takes,
+    batches_of,
+    device_of,
+    first_of,
+    posterior_of,
+    ready,
+    size_of,
+    unwrap,
+    without_labels,
+)
 from byov.prediction.outputs import Output, Reading, Task
 from byov.prediction.resident import Resident, evaluating
 from byov.prediction.result import Prediction, Running
-from byov.prediction.strategies import Loop, Strategy, Vmap
+from byov.prediction.strategies import Loop, Strategy, Vmap, members
 
 FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but large deviations had not come up yet
 
@@ -23,7 +34,7 @@ FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but
 def predict(
     model: nn.Module,
     x: Any,
-    samples: int = 100,
+    samples: int | Literal["members"] = 100,
     strategy: Strategy = "auto",
     tolerance: float | None = None,
     generator: Generator | None = None,
@@ -31,6 +42,7 @@ def predict(
     task: Task | None = None,
     output: Output | None = None,
     precision: float | None = None,
+    temperature: Callable[[Prediction], Prediction] | None = None,
     keep: bool = False,
     progress: bool | None = None,
 ) -> Prediction:
@@ -44,7 +56,7 @@ def predict(
             a list where its input is one), a loader of batches, or a data set of examples; of a (x, y) batch x is
             taken. Every batch of a loader sees the same draws, so the result does not depend on the batching; it is in
             the loader's order, on the CPU.
-        samples: how many draws, at most.
+        samples: how many draws, at most; "members" takes each network of an explicit ensemble once.
         strategy: "loop" runs one draw after the other, "vmap" batches them. "auto" is "loop"; but where only the last
             linear layer is random, the network runs once, and the layer's draws are one product ("head"). All give
             the same numbers for the same generator, up to rounding.
@@ -58,11 +70,12 @@ def predict(
         output: which of several outputs is predicted: its name, its place in a tuple, or a function that takes what
             the network returns and gives one tensor. By default the one called "logits" or "out", or the only one.
         precision: a regression's output precision τ, whose noise 1/τ is part of the predictive spread.
+        temperature: what `byov.temperature` returned: it is applied to the mean over the draws, and not to each.
         keep: also return what each draw predicted.
         progress: a progress bar over a loader; by default where there is a terminal to show it.
     """
-    serving = Serving(model, samples, strategy, tolerance, task=task, output=output, precision=precision, keep=keep)
-    return serving(x, generator, progress=progress)
+    options = {"task": task, "output": output, "precision": precision, "temperature": temperature, "keep": keep}
+    return Serving(model, samples, strategy, tolerance, **options)(x, generator, progress=progress)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -75,17 +88,20 @@ class Serving:
     """
 
     model: nn.Module
-    samples: int = 100
+    samples: int | Literal["members"] = 100
     strategy: Strategy = "auto"
     tolerance: float | None = None
     _: KW_ONLY
     task: Task | None = None
     output: Output | None = None
     precision: float | None = None
+    temperature: Callable[[Prediction], Prediction] | None = None
     keep: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
+        if self.samples == "members":
+            self._check_members()
+        elif not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
             raise ValueError(f"predict needs at least one draw, not samples={self.samples!r}.")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"A strategy is 'auto', 'loop' or 'vmap', not {self.strategy!r}.")
@@ -98,9 +114,18 @@ class Serving:
             raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
         if self.precision is not None and not (self.task == "regression" and self.precision > 0):
             raise ValueError("An output precision is above 0 and belongs to a regression.")
+        if self.temperature is not None and not callable(self.temperature):
+            raise TypeError(
+                f"A temperature is what byov.temperature returns, or byov.Temperature(T), not {self.temperature!r}."
+            )
         if self.keep and self.tolerance is not None:
             raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
         self._resident = None if self._posterior is None else Resident(self._posterior, self.model)
+
+    def _check_members(self) -> None:
+        if self.strategy == "vmap" or self.tolerance is not None:
+            raise ValueError("samples='members' takes each member once, in a loop: give no strategy and no tolerance.")
+        members(posterior_of(unwrap(self.model)))
 
     def __call__(self, x: Any, generator: Generator | None = None, *, progress: bool | None = None) -> Prediction:
         """Predict a batch, or every batch of a loader; `x`, `generator` and `progress` as for `byov.predict`."""
@@ -109,13 +134,17 @@ class Serving:
         if generator is None:
             generator = Generator(device_of(weights)).manual_seed(int(torch.randint(1 << 62, ())))
         with torch.inference_mode(False), torch.no_grad():
+            takes = Takes.of(self._called)
             if one is not None:
-                return self._batch(ready(one, weights), generator)
-            start, parts, takes = generator.get_state(), [], Takes.of(self._called)
+                return self._tempered(self._batch(ready(without_labels(one, takes), weights), generator))
+            start, parts = generator.get_state(), []
             for batch in _tracked(batches, progress):
                 generator.set_state(start)  # the same draws for every batch
                 parts.append(self._batch(ready(first_of(batch, takes), weights), generator))
-        return Prediction.cat(parts)
+        return self._tempered(Prediction.cat(parts))
+
+    def _tempered(self, prediction: Prediction) -> Prediction:
+        return prediction if self.temperature is None else self.temperature(prediction)
 
     def _batch(self, x: Batch, generator: Generator) -> Prediction:
         """Predict one batch, while no other thread uses the model."""
@@ -125,10 +154,15 @@ class Serving:
                 return self._under(Loop(self.model, x, self._reading), running, samples=1)
         given = self._resident.model, x, self._reading, self._resident, generator
         if self.strategy == "vmap":
+            assert isinstance(self.samples, int)
             with lock_of(self._resident.model), evaluating(self._resident.net), self._resident.direct():
                 return self._under(Vmap(*given), running, self.samples)
         with self._resident.installed():
             draws = Loop(*given)
+            if isinstance(self.samples, str):
+                for noise in members(self._posterior):
+                    running.take(draws.under(noise)[None])
+                return running.result(draws.strategy, each=False)
             head = self._head(draws, running) if self.strategy == "auto" and self.samples > 1 else None
             return self._under(head or draws, running, self.samples)
 
@@ -166,9 +200,12 @@ class Serving:
 
 
 def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
-    """Yield the batches, with a progress bar where there is somebody to see it."""
-    from rich.console import Console
-    from rich.progress import track
+    """Yield the batches, with a progress bar where there is somebody to see it, and rich to draw it."""
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return batches
 
     console = Console(stderr=True)
     shown = console.is_terminal if progress is None else progress

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from byov.posterior.family import Noise
+from byov.posterior.mixture import Ensemble
+from byov.posterior.module import BayesianModule
 from byov.prediction.head import alike, fingerprint, known, stacked_noise
 from byov.prediction.inputs import Batch, call, device_of, kept, mapped, tensors_of
 from byov.prediction.outputs import Reading
@@ -101,6 +103,19 @@ class Vmap(Loop):
         under = lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False)  # noqa: E731
         x = mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x)
         return call(under, x, self.reading.tensor)
+
+
+def members(model: BayesianModule | None) -> list[list[Noise]]:
+    """Return the noise that chooses each member of an explicit ensemble; refuse where they are not all as likely."""
+    factors = [] if model is None else model.factors
+    family = factors[0].family if len(factors) == 1 else None
+    if not isinstance(family, Ensemble) or family.learn_probs or family.sigma > 0 or len(set(family.mixing)) > 1:
+        raise ValueError(
+            "samples='members' is for one explicit ensemble of members that are equally likely, such as"
+            " byov.from_checkpoints makes: give a number of draws."
+        )
+    where = factors[0].roles["components"].device
+    return [[{"z": torch.tensor([i], device=where)}] for i in range(family.k)]
 
 
 @contextmanager

@@ -150,7 +150,7 @@ class Collector:
         if run.evaluation is None and self.compute and (kept is None or not kept["finished"]):
             kept = self._evaluate(kept)
         if kept is not None and kept["finished"]:
-            parts["images"] = kept["images"]
+            parts["images"], parts["strategy"] = kept["images"], kept.get("strategy")
             if run.evaluation is None:
                 run.evaluation = {"protocol": kept["protocol"], "rows": [Row(**row) for row in kept["rows"]]}
                 parts["paired"] = True
@@ -204,6 +204,7 @@ class Collector:
 
         def observe(row: Row, predictions: Sequence[Prediction]) -> None:
             content["rows"].append(asdict(row))
+            content["strategy"] = predictions[-1].strategy
             content["images"][_key(row.key)] = records(predictions, run.labels)
             self.cache.put("evaluation", content)
             self.advance(f"scores of {run.name}", len(content["rows"]), len(wanted))
@@ -251,7 +252,8 @@ def identity(run: Run) -> dict[str, Any]:
     random = 0 if q is None else sum(tensor.numel() for tensor in q.mean().values())
     points = run.network.parameters() if q is None else (parameter for _, parameter in q.points())
     weights = random + sum(parameter.numel() for parameter in points)
-    return {"digest": run.digest, "random": random, "weights": weights, "data": run.data}
+    learned = sum(parameter.numel() for parameter in run.network.parameters())
+    return {"digest": run.digest, "random": random, "weights": weights, "parameters": learned, "data": run.data}
 
 
 def clean_images(run: Run, request: Request) -> dict[str, Any]:
@@ -261,12 +263,14 @@ def clean_images(run: Run, request: Request) -> dict[str, Any]:
 
 
 def records(predictions: Sequence[Prediction], labels: Tensor) -> dict[str, Any]:
-    """Return by reading, at μ and under draws, each image's confidence, and 1 for a hit."""
+    """Return by reading, at μ and under draws, each image's confidence and entropy, and 1 for a hit."""
     found = {}
     for reading, prediction in zip(READINGS, predictions, strict=False):
         confidence, predicted = (values.cpu() for values in prediction.mean.max(1))
         hits = (predicted == labels.cpu()).int().tolist()
         found[reading] = {"confidence": [round(c, 6) for c in confidence.tolist()], "correct": hits}
+        if prediction.entropy is not None:
+            found[reading]["entropy"] = [round(h, 4) for h in prediction.entropy.cpu().tolist()]
     return found
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
-
-import torch
 
 import byov
 from byov.evaluation.layers import layer_history
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.rows import CLEAN
 from byov.evaluation.summary import summarise
-from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
-from byov.report.groups import Group, row_score
-from byov.report.intervals import estimate, wilson
+from byov.report.formatting import GLOSSARY
+from byov.report.groups import Group, each_reading, row_score
+from byov.report.images import calibration, entropy, risk
+from byov.report.intervals import estimate
+from byov.report.overview import about, cost
 from byov.report.sources import ReportedRun, Sources, finite, thinned
 from byov.report.verdict import verdict
 from byov.train.config import flatten
@@ -37,15 +37,19 @@ CURVES = ("ssl", "cross_entropy", "loss", "kl", "beta", "accuracy", "sigma", "sn
 
 def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
     """Return the whole tree."""
-    series = [
+    shown = [
         {"id": name, "group": groups.index(group), "reading": reading, "label": _series_label(group, reading)}
-        for name, group, reading in _series(groups)
+        for name, group, reading in each_reading(groups)
     ]
     sections = {
+        "about": about(groups),
         "verdict": verdict(groups),
+        "cost": cost(groups),
         "numbers": numbers(groups),
         "calibration": calibration(groups),
         "ood": ood(groups),
+        "risk": risk(groups),
+        "entropy": entropy(groups),
         "pruning": pruning(groups, sources.sweeps),
         "layers": layers(groups),
         "convergence": _each(groups, "convergence"),
@@ -56,18 +60,12 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "explored": explored(sources.explored),
         "config": config(groups),
         "protocol": protocols(groups),
+        "glossary": GLOSSARY,
     }
     names = [{"runs": [run.name for run in g.runs], "seeds": [run.seed for run in g.runs]} for g in groups]
     told = [{"label": g.label, "posterior": g.posterior, **each} for g, each in zip(groups, names, strict=True)]
     notes = [note for run in sources.runs for note in run.notes]
-    return finite({"byov": byov.__version__, "groups": told, "series": series, "notes": notes, **sections})
-
-
-def _series(groups: Sequence[Group]) -> Iterator[tuple[str, Group, str]]:
-    """Yield every group at μ and, with a posterior, under draws: the series' id, the group and the reading."""
-    for i, group in enumerate(groups):
-        for reading in group.readings:
-            yield f"{i}/{reading}", group, reading
+    return finite({"byov": byov.__version__, "groups": told, "series": shown, "notes": notes, **sections})
 
 
 def _series_label(group: Group, reading: str) -> str:
@@ -79,7 +77,7 @@ def _series_label(group: Group, reading: str) -> str:
 def numbers(groups: Sequence[Group]) -> dict[str, Any]:
     """Return means and standard errors by group and reading, and every run by itself."""
     rows, runs = [], []
-    for series, group, reading in _series(groups):
+    for series, group, reading in each_reading(groups):
         scores = {key: estimate(values) for key, values in _scores(group, reading).items()}
         if scores:
             rows.append({"series": series, "seeds": len(group.evaluated), "scores": scores})
@@ -98,38 +96,12 @@ def _scores(group: Group, reading: str) -> dict[str, list[float]]:
     return {key: values for key, values in found.items() if values}
 
 
-def calibration(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return reliability diagrams, the runs of a group together: on clean images, and on all shifted ones."""
-    found: dict[str, Any] = {}
-    for where in ("clean", "shifted"):
-        for series, group, reading in _series(groups):
-            rows = [row for run in group.runs for row in run.records(reading, where == "clean")]
-            if rows:
-                found.setdefault(where, {})[series] = diagram(rows)
-    return found
-
-
-def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
-    """Return of the bins that are not empty: count, mean confidence, accuracy, and its 95 % interval (Wilson's)."""
-    confidence = torch.tensor([value for row in rows for value in row["confidence"]], dtype=torch.float32)
-    correct = torch.tensor([value for row in rows for value in row["correct"]], dtype=torch.bool)
-    sums = bin_sums(confidence, correct, equal_width(confidence, bins), bins)
-    found = diagram_of_bins(sums)
-    points = []
-    columns = (found.count.long().tolist(), found.confidence.tolist(), found.accuracy.tolist())
-    for count, sure, accuracy in zip(*columns, strict=True):
-        if count:
-            low, high = wilson(accuracy, count)
-            points.append({"count": count, "confidence": sure, "accuracy": accuracy, "low": low, "high": high})
-    return {"bins": bins, "images": len(confidence), "ece": error_of_bins(sums, "l1").item(), "points": points}
-
-
 def ood(groups: Sequence[Group]) -> dict[str, Any]:
     """Return each score by shift and severity ("mean" and each one), means over the runs of a group."""
     cells: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
     shifts: dict[str, None] = {}
     severities: set[int] = set()
-    for series, group, reading in _series(groups):
+    for series, group, reading in each_reading(groups):
         for row in (row for run in group.evaluated for row in [*run.rows, *summarise(run.rows)]):
             shift = ALL if row.key == ("mean", 0) else row.shift
             severity = "mean" if row.severity == 0 else str(row.severity)

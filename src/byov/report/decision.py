@@ -79,6 +79,14 @@ class Decision:
         ]
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the bar around the gap: where it leaves out 0, the difference is told. None if nothing is known."""
+        if self.least is not None:
+            return self.gap.value - self.least, self.gap.value + self.least
+        low, high = self.gap.low, self.gap.high
+        return None if low is None or high is None else (low, high)
+
+    @property
     def reach(self) -> str:
         """Say how sure it is: the interval and what it covers, or what one run each cannot tell."""
         low, high, over = self.gap.low, self.gap.high, self.gap.over

@@ -17,7 +17,8 @@ from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mis
 from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.noise import NoiseVariance
-from byov.evaluation.pruning import Curve, sweep_groups
+from byov.evaluation.pruning import Curve
+from byov.evaluation.sweep import sweep_groups
 from byov.prediction import Prediction
 from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
 from byov.report.representation import representation_figure
@@ -272,8 +273,10 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     groups: dict[tuple[str, str], list[Curve]] = {}
     for each in curves:
         groups.setdefault((each["model"], each["by"]), []).append(each)
-    for ((model, by), members), *style in zip(groups.items(), COLOURS, MARKERS, LINES, strict=False):
-        colour, marker, line = style
+    models, orders = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    for (model, by), members in groups.items():  # a colour for each model, a marker and a line for each order
+        colour = COLOURS[models.index(model) % len(COLOURS)]
+        marker, line = MARKERS[orders.index(by)], LINES[orders.index(by)]
         x = 100 * np.asarray(members[0]["sparsity"])
         y = 100 * np.asarray([member[what] for member in members])
         label = f"{model}, {'SNR' if by == 'snr' else by}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -83,6 +83,13 @@ def group(runs: Sequence[ReportedRun]) -> list[Group]:
         together.setdefault(_key(run), []).append(run)
     each = sorted(together.values(), key=lambda members: members[0].posterior)  # stable
     return [Group(label, members) for label, members in zip(_labels(each), each, strict=True)]
+
+
+def each_reading(groups: Sequence[Group]) -> Iterator[tuple[str, Group, str]]:
+    """Yield every group at μ and, with a posterior, under draws: the series' id, the group and the reading."""
+    for i, group in enumerate(groups):
+        for reading in group.readings:
+            yield f"{i}/{reading}", group, reading
 
 
 def twin(group: Group, points: Sequence[Group]) -> Group:

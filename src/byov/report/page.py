@@ -14,13 +14,13 @@ from markupsafe import Markup
 from byov.files import replacing
 from byov.report.collect import Advance, Request, collect
 from byov.report.content import METRICS, content
-from byov.report.formatting import MISSING, cell, count, setting, signed
+from byov.report.formatting import MISSING, abbr, cell, count, day, hint, setting, signed, span
 from byov.report.groups import group
 from byov.report.sources import gather
 
-LIMIT = 5_000_000
+LIMIT = 3_000_000
 """How large a page may be, in bytes: it is sent by mail and opened on a phone."""
-SCRIPTS = ("chart.js", "figures.js", "page.js")
+SCRIPTS = ("chart.js", "export.js", "figures.js", "page.js")
 
 
 def report(
@@ -57,7 +57,8 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "signed": signed, "setting": setting, "count": count}
+    written = {"cell": cell, "signed": signed, "setting": setting, "count": count, "span": span, "day": day}
+    environment.filters |= {**written, "abbr": abbr, "hint": hint}
     environment.globals |= {"MISSING": MISSING, "METRICS": METRICS}
     labels = [group["label"] for group in tree["groups"]]
     usual = " · ".join(labels[:4]) if labels else "Reproduced results"

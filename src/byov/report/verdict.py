@@ -88,6 +88,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
             if decision is None:
                 continue
             row = {"score": score, "name": name, "unit": unit, "clean": clean, **asdict(decision)}
+            row["interval"] = decision.interval
             for side, key in ((first, "first"), (second, "second")):
                 row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)

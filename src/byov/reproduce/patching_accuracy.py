@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from byov.evaluation.scores import PAPER_MIN_COUNT
 from byov.report.drawing import canvas, styled
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
-from byov.reproduce.patching_runs import METHODS, Readings, label, readings
+from byov.reproduce.patching_runs import METHODS, Readings, beside, in_rows, label, readings, row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,16 +35,24 @@ TABLE6: dict[str, Row] = {
     "dropout": (91.4, 72.0, 21.1, 52.3),
     "vanilla": (90.9, 72.6, 21.6, 54.6),
 }
-BY_DRAWS: dict[str, dict[int, Row]] = {  # Tables 9 to 11, PyramidNet on CIFAR-100
-    "emp": {1: (90.9, 72.2, 21.2, 50.1), 20: (91.6, 73.2, 14.2, 30.0), 100: (91.7, 74.2, 13.6, 30.3)},
-    "ecmp": {1: (89.3, 69.3, 23.9, 53.0), 20: (91.6, 72.9, 9.35, 21.4), 100: (91.8, 72.7, 8.81, 18.2)},
-    "dropout": {1: (91.0, 72.0, 21.8, 54.2), 20: (91.4, 72.3, 21.0, 50.7), 100: (91.1, 72.2, 21.0, 51.9)},
-}
-for _method, _rows in BY_DRAWS.items():
-    _rows[200] = TABLE6[_method]
-
-
+OVERHEAD4 = {"emp": 17.9, "ecmp": 17.9, "emp_bn": 0.328, "ecmp_bn": 0.328, "dropout": 0.0, "vanilla": 0.0}
+OVERHEAD6 = {"emp": 1.10, "ecmp": 1.10, "dropout": 0.0, "vanilla": 0.0}
 RESNET, PYRAMIDNET = "ResNet-18 on ImageNet", "PyramidNet-110 (α = 270) on CIFAR-100"
+BY_DRAWS: dict[str, dict[str, dict[int, Row]]] = {  # Tables 9 to 11; their S = 200 are Tables 4 and 6
+    "ResNet": {
+        "emp": {1: (86.4, 65.6, 7.03, 13.8), 20: (87.1, 66.9, 4.08, 7.00), 100: (87.2, 67.0, 3.88, 7.71)},
+        "ecmp": {1: (85.6, 64.1, 7.52, 14.5), 20: (87.1, 66.9, 1.70, 4.18), 100: (87.2, 67.1, 1.50, 3.05)},
+        "dropout": {1: (86.3, 65.3, 8.99, 16.6), 20: (86.6, 65.9, 7.64, 14.1), 100: (86.7, 65.9, 7.64, 14.2)},
+    },
+    "PyramidNet": {
+        "emp": {1: (90.9, 72.2, 21.2, 50.1), 20: (91.6, 73.2, 14.2, 30.0), 100: (91.7, 74.2, 13.6, 30.3)},
+        "ecmp": {1: (89.3, 69.3, 23.9, 53.0), 20: (91.6, 72.9, 9.35, 21.4), 100: (91.8, 72.7, 8.81, 18.2)},
+        "dropout": {1: (91.0, 72.0, 21.8, 54.2), 20: (91.4, 72.3, 21.0, 50.7), 100: (91.1, 72.2, 21.0, 51.9)},
+    },
+}
+for _network, _last in (("ResNet", TABLE4), ("PyramidNet", TABLE6)):
+    for _method, _rows in BY_DRAWS[_network].items():
+        _rows[200] = _last[_method]
 
 
 def about(found: Readings, paper: str) -> str:
@@ -91,14 +99,17 @@ def holds(ours: bool, theirs: bool) -> str:
 # Tables 4 and 6
 
 
-def table(found: Readings, paper: dict[str, Row], skip: tuple[str, ...] = ()) -> list[Comparison]:
+def table(
+    found: Readings, paper: dict[str, Row], overhead: dict[str, float], skip: tuple[str, ...] = ()
+) -> list[Comparison]:
     """Compare every method and column, then the claims that the paper makes of them."""
     rows: list[Comparison] = []
     base = mean(reading["parameters"] for reading in found["vanilla"])
-    for method in (name for name in METHODS if name in found and name not in skip):
+    for method in (name for name in found if row(found, name) not in skip):
         name = label(found, method)
-        rows.append(Comparison(f"{name}: overhead %", 100 * (found[method][0]["parameters"] / base - 1)))
-        rows += _scored(name, [last(reading) for reading in found[method]], paper.get(method))
+        more, theirs = 100 * (found[method][0]["parameters"] / base - 1), overhead.get(row(found, method))
+        rows.append(Comparison(f"{name}: overhead %", more, theirs))
+        rows += _scored(name, [last(reading) for reading in found[method]], paper.get(row(found, method)))
         stacked = [reading["stacked"] for reading in found[method] if reading.get("stacked")]
         for key in ("top1", "ece") if stacked else ():
             rows.append(_percent(f"{name}, stacked: {COLUMNS[key]}", [each[key] for each in stacked]))
@@ -108,12 +119,12 @@ def table(found: Readings, paper: dict[str, Row], skip: tuple[str, ...] = ()) ->
 def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
     """Compare with the claim: better calibrated than vanilla, and no less accurate."""
     rows = []
-    for method in (name for name in ("ecmp", "emp", "dropout") if name in found):
-        name = label(found, method)
-        ratio, theirs = of(found, method, "ece") / of(found, "vanilla", "ece"), paper[method][2] / paper["vanilla"][2]
-        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, theirs, verdict=holds(ratio < 1, theirs < 1)))
+    for method in beside(found, ("ecmp", "emp", "dropout")):
+        name, theirs = label(found, method), paper[row(found, method)]
+        ratio, its = of(found, method, "ece") / of(found, "vanilla", "ece"), theirs[2] / paper["vanilla"][2]
+        rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, its, verdict=holds(ratio < 1, its < 1)))
         gain = 100 * (of(found, method, "top1") - of(found, "vanilla", "top1"))
-        gained = paper[method][1] - paper["vanilla"][1]
+        gained = theirs[1] - paper["vanilla"][1]
         verdict = holds(gain >= 0, gained >= 0)
         rows.append(Comparison(f"{name}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
     return rows
@@ -122,49 +133,72 @@ def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
 @experiment("patching/table4", "ResNet-18: accuracy and calibration of every method (CIFAR-100 for ImageNet)")
 def table4(context: Context) -> Outcome:
     found = readings(context)
-    return Outcome({"readings": found}, table(found, TABLE4), note=about(found, RESNET))
+    return Outcome({"readings": found}, table(found, TABLE4, OVERHEAD4), note=about(found, RESNET))
 
 
 @experiment("patching/table6", "CIFAR-100: accuracy and calibration (ResNet-18 for PyramidNet)")
 def table6(context: Context) -> Outcome:
     found = readings(context)
-    rows = table(found, TABLE6, skip=("emp_bn", "ecmp_bn"))
+    rows = table(found, TABLE6, OVERHEAD6, skip=("emp_bn", "ecmp_bn"))
     return Outcome({"readings": found}, rows, note=about(found, PYRAMIDNET))
 
 
 # Tables 9 to 11 and Figure 6: over the number of draws
 
+BOTH = f"{RESNET} and {PYRAMIDNET}"
+SLIGHT = 0.5
+"""Points of ECE that are no significant difference; the paper's own are at most 0.15."""
+
 
 def by_draws(found: Readings, method: str) -> list[Comparison]:
-    """Compare a method's scores at each S, and whether draws improve its calibration."""
+    """Compare a method's scores at each S with both halves of its table, and then what draws gain."""
     rows: list[Comparison] = []
-    for s, paper in BY_DRAWS[method].items():
-        rows += _scored(f"S = {s}", [reading["by_draws"][str(s)] for reading in found[method]], paper)
-    few, many = (mean(r["by_draws"][s]["ece"] for r in found[method]) for s in ("1", "200"))
-    theirs = BY_DRAWS[method][200][2] / BY_DRAWS[method][1][2]
-    verdict = holds(many < few, theirs < 1)
-    rows.append(Comparison("ECE at S = 200 over S = 1", many / few, theirs, verdict=verdict))
+    for network, tables in BY_DRAWS.items():
+        for s, paper in tables[row(found, method)].items():
+            ours = [reading["by_draws"][str(s)] for reading in found[method]]
+            rows += _scored(f"S = {s}, beside the paper's {network}", ours, paper)
+    return rows + gains(found, method)
+
+
+def gains(found: Readings, method: str) -> list[Comparison]:
+    """Compare with D.6: more samples calibrate better and are more accurate, and the second hundred changes nothing."""
+    ours = {key: {s: 100 * mean(r["by_draws"][s][key] for r in found[method]) for s in ("1", "100", "200")}
+            for key in ("top1", "ece")}  # fmt: skip
+    ece, top1, rows = ours["ece"], ours["top1"], []
+    for network, tables in BY_DRAWS.items():
+        one, hundred, most = (tables[row(found, method)][s] for s in (1, 100, 200))
+        ratio, its = ece["200"] / ece["1"], most[2] / one[2]
+        words = f"ECE at S = 200 over S = 1, {network}"
+        rows.append(Comparison(words, ratio, its, verdict=holds(ratio < 1, its < 1)))
+        gain, its = top1["200"] - top1["1"], most[1] - one[1]
+        words = f"top-1 at S = 200 minus S = 1, {network}, points"
+        rows.append(Comparison(words, gain, its, verdict=holds(gain > 0, its > 0)))
+        change, its = ece["200"] - ece["100"], most[2] - hundred[2]
+        words = f"ECE at S = 200 minus S = 100, {network}, points"
+        rows.append(Comparison(words, change, its, verdict=holds(abs(change) < SLIGHT, abs(its) < SLIGHT)))
     return rows
 
 
 def _over(context: Context, methods: tuple[str, ...], place: str) -> Outcome:
     """Compare all scores of one method at each S, or whether draws improve the calibration of several."""
-    found = readings(context, ["vanilla", *methods])
-    if missing := [METHODS[name].label for name in methods if name not in found]:
+    found = readings(context, in_rows(("vanilla", *methods)))
+    shown = beside(found, methods)
+    if missing := [METHODS[name].label for name in methods if name not in {row(found, each) for each in shown}]:
         raise ValueError(f"There is no reading of {' or '.join(missing)}.")
-    rows = by_draws(found, methods[0])
-    if len(methods) > 1:
-        gains = {label(found, method): by_draws(found, method)[-1] for method in methods}
-        rows = [replace(row, quantity=f"{name}: {row.quantity}") for name, row in gains.items()]
-    return Outcome({"readings": found}, rows, _over_draws(found, methods), about(found, place))
+    rows: list[Comparison] = []
+    for method in shown:
+        each = by_draws(found, method) if len(methods) == 1 else gains(found, method)
+        several = len(shown) > 1
+        rows += [replace(r, quantity=f"{label(found, method)}: {r.quantity}") if several else r for r in each]
+    return Outcome({"readings": found}, rows, _over_draws(found, shown), about(found, place))
 
 
 for _name, _methods, _place, _title in (
-    ("table9", ("emp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
-    ("table10", ("ecmp",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
-    ("table11", ("dropout",), PYRAMIDNET, "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
+    ("table9", ("emp",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
+    ("table10", ("ecmp",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
+    ("table11", ("dropout",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
     (
-        *("figure6", ("emp", "ecmp", "dropout"), "ResNet-18 on ImageNet and PyramidNet on CIFAR-100"),
+        *("figure6", ("emp", "ecmp", "dropout"), BOTH),
         "Calibration over the number of draws, for EMP, ECMP and dropout",
     ),
 ):
@@ -182,15 +216,21 @@ STYLE: dict[str, dict[str, Any]] = {
 """Okabe and Ito's colours, which the colour-blind can tell apart."""
 
 
+def _style(found: Readings, method: str) -> dict[str, Any]:
+    """Return the style of the paper's row; a line of dots for what stands beside the row's own method."""
+    own = row(found, method)
+    return {**STYLE[own], **({} if method == own else {"linestyle": ":", "markerfacecolor": "none"})}
+
+
 @styled
-def _over_draws(found: Readings, methods: tuple[str, ...]) -> Figure:
+def _over_draws(found: Readings, methods: Sequence[str]) -> Figure:
     """Draw ECE over S, a line for each method, vanilla dashed."""
     figure, [[axes]] = canvas(5.0, 3.4)
     for method in methods:
         draws = sorted(int(s) for s in found[method][0]["by_draws"])
         each = [[100 * r["by_draws"][str(s)]["ece"] for r in found[method]] for s in draws]
         errors = [standard_error(values) or 0.0 for values in each]
-        style = {**STYLE[method], "markersize": 4, "label": label(found, method)}
+        style = {**_style(found, method), "markersize": 4, "label": label(found, method)}
         axes.errorbar(draws, [mean(values) for values in each], yerr=errors, **style)
     axes.axhline(100 * of(found, "vanilla", "ece"), color="black", linestyle="--", label="vanilla")
     axes.set_xscale("log")
@@ -218,24 +258,24 @@ def curve(seeds: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 @styled
-def draw_curves(found: Readings, methods: tuple[str, ...]) -> Figure:
+def draw_curves(found: Readings, methods: Sequence[str]) -> Figure:
     """Draw accuracy over confidence, a line for each method."""
     figure, [[axes]] = canvas(4.4, 4.2)
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
     for method in methods:
         name = f"{label(found, method)}, ECE {100 * of(found, method, 'ece'):.1f} %"
-        axes.plot(*curve(found[method]), **STYLE[method], markersize=4, linewidth=1.2, label=name)
+        axes.plot(*curve(found[method]), **_style(found, method), markersize=4, linewidth=1.2, label=name)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
     axes.legend(loc="best")
     return figure
 
 
 def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], place: str) -> Outcome:
-    found = readings(context, methods)
-    shown = tuple(name for name in methods if name in found)
+    found = readings(context, in_rows(methods))
+    shown = beside(found, methods)
     rows = []
     for name in shown:
-        ours, theirs = 100 * of(found, name, "ece"), paper[name][2]
+        ours, theirs = 100 * of(found, name, "ece"), paper[row(found, name)][2]
         verdict = ""
         if name != "vanilla":
             better = (ours < 100 * of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])

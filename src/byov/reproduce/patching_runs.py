@@ -6,7 +6,10 @@ At scale "quick" small networks on digits (recipes/digits_paper.toml), at scale 
 CIFAR-100 (recipes/cifar100_paper.toml): the network of the paper's Table 4 on the data of its Table 6. Settings are the
 paper's: Adam at its defaults, a constant learning rate, and the L2 penalty of appendix C.1. They matter: under a rate
 that goes to zero the patches of a layer come to agree, and a tuned weight decay leaves little overconfidence to repair.
-Where patches start, and how slowly they move apart, is ours (results/README.md has what it gains).
+Where patches start, and how slowly they move apart, is ours (results/README.md has what it gains); the paper's own
+start, at random and no nearer to each other than that, is two methods more, `emp_paper` and `ecmp_paper`.
+
+Runs of one's own take the place of all of these, whatever their settings: `_handed_in`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any, Literal
 
 from byov.reproduce.experiment import Context, Scale
 from byov.reproduce.patching_reading import PROTOCOL, read
-from byov.reproduce.recipes import PLACE, load, load_here, matches, runs_folder, settings_of, trained
+from byov.reproduce.recipes import PLACE, load, load_here, runs_folder, settings_of, trained
 from byov.runs import read_header
 from byov.train.config import flatten, to_dict
 from byov.train.supervised import Supervised
@@ -42,8 +45,11 @@ class Method:
     changes: tuple[str, ...] = ()
     epochs: int = 1
     """Times the recipe's number of epochs."""
+    row: str = ""
+    """The row of the paper's tables that it is read beside, where that is not the one of its own name."""
 
 
+_PAPER = ("start=reset", "spread=0.0", "apart=none")
 METHODS: dict[str, Method] = {
     "vanilla": Method("vanilla", "vanilla"),
     "ecmp": Method("ECMP (BN+out)"),
@@ -51,6 +57,9 @@ METHODS: dict[str, Method] = {
     "dropout": Method("dropout", "vanilla", ("family=dropout", "on=before-norm", "p=0.005")),
     "emp_bn": Method("EMP (BN)", changes=("family=emp", "on=norm")),
     "ecmp_bn": Method("ECMP (BN)", changes=("on=norm",)),
+    # "We initialize M and m randomly": the other components anew, as torch does, and nothing that holds them apart.
+    "ecmp_paper": Method("ECMP (BN+out), as the paper starts it", changes=_PAPER, row="ecmp"),
+    "emp_paper": Method("EMP (BN+out), as the paper starts it", changes=("family=emp", *_PAPER), row="emp"),
     # From here on not in the paper's tables.
     "dropconnect": Method("DropConnect", "vanilla", ("family=dropconnect", "p=0.005")),
     "emp_ecmp": Method("EMP (BN) + ECMP (out)", changes=("family=emp", "on=norm", "output_family=ecmp")),
@@ -63,9 +72,11 @@ METHODS: dict[str, Method] = {
 }
 """In the order in which they are trained: what the paper's claims are about comes first."""
 
-IDENTITY = {"none": (), "dropout": ("on", "p"), "dropconnect": ("on", "p"), "ensemble": ("on", "k")}
-PATCHES = ("on", "output_family", "k", "start", "spread", "apart", "learn_probs")
-"""By family, the settings of [posterior] that a run shares with the method it is taken for; PATCHES for others."""
+_ANY = ("on", "output_family", "sigma", "shared_sigma", "alternate")
+PATCHES = (*_ANY, "k", "start", "spread", "apart", "gain", "learn_probs", "zero")
+_MASKED = (*_ANY, "p")
+IDENTITY: dict[str, tuple[str, ...]] = {"none": (), "dropout": _MASKED, "dropconnect": _MASKED}
+"""By family, the settings of [posterior] that tell its runs apart; PATCHES for those with components."""
 
 
 def recipe(context: Context, method: str) -> Supervised:
@@ -89,6 +100,17 @@ def _asked(context: Context, method: str) -> dict[str, Any]:
     return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
 
 
+GAUSSIANS = (
+    "posterior.log_var",
+    "posterior.relative",
+    "posterior.kl_scale",
+    "train.log_var_lr",
+    "train.log_var_optimizer",
+)
+"""Settings without a use here, where nothing is Gaussian and the penalty is L2: readings of before they had other
+defaults."""
+
+
 def _defaults() -> dict[str, Any]:
     return flatten(to_dict(Supervised()))
 
@@ -103,13 +125,14 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
         return read(run, context, METHODS[method].label)
 
     shared = replace(own, out=runs_folder(context))
-    return shared.kept(f"{method}_seed{seed}", _asked(own, method), make, _defaults())
+    found = shared.kept(f"{method}_seed{seed}", _asked(own, method), make, _defaults(), GAUSSIANS)
+    return {**found, "seed": seed, "label": METHODS[method].label, "row": METHODS[method].row or method}
 
 
 def is_read(context: Context, method: str, seed: int) -> bool:
     """Tell whether there is a reading of that method and seed; its run may be gone."""
     shared = replace(context, out=runs_folder(context), seed=seed)
-    return shared.find(f"{method}_seed{seed}", _asked(shared, method), _defaults()) is not None
+    return shared.find(f"{method}_seed{seed}", _asked(shared, method), _defaults(), GAUSSIANS) is not None
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> Readings:
@@ -134,32 +157,75 @@ def readings(context: Context, methods: Iterable[str] | None = None) -> Readings
 
 def label(found: Readings, method: str) -> str:
     """Return the name of a method in a table, with the number of its seeds where others have more."""
-    name, count = METHODS[method].label, len(found[method])
+    name, count = found[method][0]["label"], len(found[method])
     return name if count >= len(found["vanilla"]) else f"{name} [{count} seed{'s' * (count > 1)}]"
 
 
+def row(found: Readings, method: str) -> str:
+    """Return the row of the paper's tables that a method is read beside; "" where it has none."""
+    return found[method][0]["row"]
+
+
+def beside(found: Readings, rows: Iterable[str]) -> list[str]:
+    """Return the methods that are read beside these rows of the paper, in the rows' order."""
+    return [method for wanted in rows for method in found if row(found, method) == wanted]
+
+
+def in_rows(rows: Iterable[str]) -> list[str]:
+    """Return our methods for these rows of the paper: its own setting stands beside ours."""
+    return [name for wanted in rows for name, method in METHODS.items() if (method.row or name) == wanted]
+
+
 def _handed_in(context: Context) -> Readings:
-    """Return readings of the user's own runs of `byov train`, each under the method whose posterior it has."""
+    """Return readings of the user's own runs of `byov train`, whatever their settings.
+
+    A run with the posterior of a method is read as that method. Any other is labelled by what sets it apart from the
+    nearest method of its family, and read beside the same row of the paper, unless it is Bayesian elsewhere.
+    """
     found: Readings = {}
+    shared = replace(context, out=runs_folder(context))  # read once for all tables
     for run in context.runs:
-        name = _method(context, run)
-        digest = checkpoint_digest(run)
+        method, changed = _nearest(context, run)
+        digest, words = checkpoint_digest(run), ", ".join([METHODS[method].label, *changed])
         protocol = {**PROTOCOL[context.scale], "network": digest}
-        each = context.kept(f"run_{digest}", protocol, partial(read, run, context, METHODS[name].label))
-        found.setdefault(name, []).append(each)
+        each = shared.kept(f"run_{digest}", protocol, partial(read, run, context, words))
+        elsewhere = any(change.startswith(("on =", "output_family =")) for change in changed)
+        about = {"label": words, "row": "" if elsewhere else METHODS[method].row or method}
+        seed = settings_of(run)["train.seed"]
+        found.setdefault(words if changed else method, []).append({**each, **about, "seed": seed})
     if "vanilla" not in found:
         raise ValueError("The runs given hold no vanilla network (posterior.family = none) to compare with.")
-    return {name: found[name] for name in METHODS if name in found}
+    for what in ("data", "network"):
+        if len(several := {each[what] for readings in found.values() for each in readings}) > 1:
+            raise ValueError(f"A table compares runs of one {what}, not of {' and '.join(sorted(several))}.")
+    order = [name for name in METHODS if name in found]
+    return {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
 
 
-def _method(context: Context, run: Path) -> str:
-    settings = settings_of(run)
+def _nearest(context: Context, run: Path) -> tuple[str, list[str]]:
+    """Return the method of a run's family that has most of its settings, and in which it differs."""
+    settings = _posterior({**_defaults(), **settings_of(run)})
+    candidates = []
     for name in METHODS:
-        asked = flatten(to_dict(recipe(context, name)))
-        keys = ("family", *IDENTITY.get(asked["posterior.family"], PATCHES))
-        if matches(settings, asked, (f"posterior.{key}" for key in keys)):
-            return name
-    raise ValueError(f"The posterior of {run} is that of no method here: {', '.join(METHODS)}.")
+        asked = _posterior(flatten(to_dict(recipe(context, name))))
+        if asked["family"] == settings["family"]:
+            keys = IDENTITY.get(settings["family"], PATCHES)
+            changed = [f"{key} = {str(settings[key]).lower()}" for key in keys if settings[key] != asked[key]]
+            candidates.append((len(changed), name, changed))
+    if not candidates:
+        raise ValueError(f"The posterior of {run} is that of no method here: {', '.join(METHODS)}.")
+    _, name, changed = min(candidates, key=lambda candidate: candidate[0])
+    return name, changed
+
+
+def _posterior(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of [posterior], with where components start in so many words."""
+    found = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("posterior.")}
+    if found["start"] == "auto":
+        found["start"] = "reset" if found["family"] == "ensemble" else "copy"
+    if found["spread"] == "auto" and found["start"] == "reset":
+        found["spread"] = 0.0
+    return found
 
 
 def checkpoint_digest(run: Path) -> str:

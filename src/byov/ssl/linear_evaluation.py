@@ -28,12 +28,12 @@ from byov.data.batches import epoch_order
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, nll
 from byov.posterior.random import stream
+from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction.result import Prediction
 from byov.ssl.classifiers import LinearProbe, held_out
 from byov.ssl.features import Encoder, ImageOptions
 from byov.ssl.learner import Learner
 from byov.ssl.probe import FIT, TEMPER, Labelled, Probe, Scores, labelled_images
-from byov.ssl.temperature import fit_temperature, temper
 from byov.ssl.views import UNIFORMS, View, crop, parameters
 from byov.train.schedules import warmup_cosine
 
@@ -167,7 +167,9 @@ def linear_evaluation(
         head = {"linear": heads.probe(chosen)}
         probe = Probe(encoder, head, head, s.seed, **options)
         prediction = probe.predict(test_images, draws)
-        plain, warm = (Scores.of(p.mean, test_labels, s.bins) for p in (prediction, temper(prediction, temperature)))
+        plain, warm = (
+            Scores.of(p.mean, test_labels, s.bins) for p in (prediction, Temperature(temperature)(prediction))
+        )
         found[name] = LinearReading(plain, warm, prediction, probe, s.rates[chosen], temperature, heads.scale, top1)
     return found
 

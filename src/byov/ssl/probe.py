@@ -17,10 +17,11 @@ from torch import Generator, Tensor, nn
 from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, brier_decomposition, brier_score, calibration_error, nll
 from byov.posterior.random import stream
+from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction.result import Moments, Prediction
 from byov.ssl.classifiers import KNN, L2, LinearProbe, linear_probe
 from byov.ssl.features import Encoder, ImageOptions, feature_draws, features, grouped_draws
-from byov.ssl.temperature import FOLDS, fit_temperature, folds, temper
+from byov.ssl.temperature import FOLDS, folds
 
 Labelled = tuple[Tensor, Tensor]
 """Images and their labels."""
@@ -49,7 +50,7 @@ class ProbeSettings:
         groups: how many groups of examples have draws of their own then, `draws_fit` × `groups` draws in all.
         draws_read: how many draws it is read under; 0 leaves draws out.
         temper: how many training examples the linear head's temperature is fitted on, at μ and under draws; 0 leaves
-            it at 1. See `byov.ssl.temperature`.
+            it at 1. See `byov.posthoc.temperature`.
         bins: of the calibration error.
         seed: of the held-out part and of the draws.
     """
@@ -206,7 +207,7 @@ class Probe:
         }
         temperature = self.temperatures.get("at_mean" if draws is None else "under_draws", 1.0)
         if "linear" in found and temperature != 1.0:
-            found["linear"] = temper(found["linear"], temperature)
+            found["linear"] = Temperature(temperature)(found["linear"])
         return found
 
 

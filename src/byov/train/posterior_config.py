@@ -19,10 +19,13 @@ from byov.posterior import (
     Ensemble,
     Family,
     Gaussian,
+    Shared,
+    input_layer,
     norm_layers,
     objective,
     output_layer,
 )
+from byov.posterior.factor import Factor
 from byov.posterior.objective import Schedule
 from byov.posterior.select import Rules
 from byov.train.batchnorm import gates
@@ -36,6 +39,7 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "p": ("dropout", "dropconnect"),
     "sigma": ("dropout", "dropconnect", *_COMPONENTS),
     **dict.fromkeys(("k", "start", "spread", "apart"), _COMPONENTS),
+    "zero": ("emp", "ecmp"),
     "gain": ("gaussian", "dropout", "dropconnect", *_COMPONENTS),
 }
 """Which families have a use for a setting; a recipe may hold those of several."""
@@ -74,6 +78,11 @@ class ObjectiveConfig:
         return torch.full((), value, device=place.device)  # filled there: a copy from the host would wait for the GPU
 
 
+def is_shared(factor: Factor) -> bool:
+    """Tell whether a factor is the noise of equation (3), on what all draws share."""
+    return isinstance(factor.family, Shared)
+
+
 @dataclass(frozen=True)
 class L2Config:
     """λ₁ … λ₄ of the patching paper's appendix C.1, times the batch's size; a recipe's [posterior.l2].
@@ -105,11 +114,13 @@ class L2Config:
         yield 1.0, next(net.parameters()).new_zeros(())  # so that there is a sum where every λ is 0
         for factor in factors:
             flat = factor.roles["components" if "components" in factor.roles else "mean"]
-            if self.patched_weights == self.patched_biases:
-                yield self.patched_weights, flat
+            patched = self.patched_weights, self.patched_biases
+            weights, biases = (self.shared_weights, self.shared_biases) if is_shared(factor) else patched
+            if weights == biases:
+                yield weights, flat
                 continue
             for slot, part in zip(factor.layout.slots, torch.split(flat, factor.layout.sizes, dim=-1), strict=True):
-                yield (self.patched_biases if slot.mask is None else self.patched_weights), part
+                yield (biases if slot.mask is None else weights), part
         for name, point in shared.named_parameters():
             if point.requires_grad:
                 yield (self.shared_biases if "bias" in name.rpartition(".")[2] else self.shared_weights), point
@@ -120,7 +131,7 @@ class FamilyConfig(ObjectiveConfig):
     """What is random, and how much."""
 
     family: Literal["none"] | Name = "gaussian"
-    on: Literal["all", "norm+output", "norm", "output", "before-norm"] = "all"
+    on: Literal["all", "norm+output", "input+norm+output", "norm", "output", "before-norm"] = "all"
     """Where; "before-norm" is dropout's place in the patching paper, before every BatchNorm."""
     output_family: Name | None = None
     """Another family for the output layer, beside `family` on the rest of `on`."""
@@ -131,11 +142,16 @@ class FamilyConfig(ObjectiveConfig):
     p: float = 0.005
     k: Annotated[int, Range(0, 10_000)] = 5
     sigma: Sigma = 0.0
+    shared_sigma: Sigma = 0.0
+    """σ of equation (3): the fixed noise of what has no posterior of its own."""
     start: Literal["auto", "copy", "reset"] = "auto"
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
     ensemble all components start at the pretrained weights, and only the output layer, which is new, differs."""
-    spread: float = 0.0
+    spread: Literal["auto"] | float = "auto"
+    """How far components start apart, as a share of each weight; "auto" fits it to the depth, as `byov.EMP` does."""
     learn_probs: bool = False
+    zero: bool = False
+    """One of the components of EMP or ECMP is fixed at 0 (D.1)."""
     penalty: Literal["kl", "l2"] = "kl"
     """"kl" is β·KL/N; "l2" the penalty of the patching paper's appendix C.1, with the λ of [posterior.l2]."""
     points: bool = False
@@ -161,6 +177,8 @@ class FamilyConfig(ObjectiveConfig):
             raise ValueError(f"posterior.on = 'before-norm' is a place for dropout, not for {self.family}.")
         if self.learn_probs and not self.components:
             raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
+        if self.shared_sigma and (self.family == "none" or self.on == "all"):
+            raise ValueError("posterior.shared_sigma is the noise of what lies beside patches: set posterior.on, say.")
         if self.penalty == "l2" and "gaussian" in used:
             raise ValueError("posterior.penalty = 'l2' has no pull on a Gaussian's variance: it needs the KL.")
         if self.penalty == "kl" and self.l2 != L2Config():
@@ -199,15 +217,19 @@ class FamilyConfig(ObjectiveConfig):
         """Return the rules for `bayesianize`; None for a network without a posterior."""
         if self.family == "none":
             return None
-        family = self._family(self.family, pretrained)
+        rules = self._patches(self._family(self.family, pretrained), pretrained)
+        return {**rules, "*": Shared(self.shared_sigma)} if self.shared_sigma and isinstance(rules, dict) else rules
+
+    def _patches(self, family: Family, pretrained: bool) -> Rules:
         output = family if self.output_family is None else self._family(self.output_family, pretrained)
         if self.on == "all":
             return family if self.output_family is None else {output_layer: output, "*": family}
         if self.on == "output":
             return {output_layer: family}
         place = {norm_layers: family} if self.on != "before-norm" else {gates: family}
-        also = self.on == "norm+output" or self.output_family is not None
-        return {output_layer: output, **place} if also else place
+        first = {input_layer: family} if self.on == "input+norm+output" else {}
+        also = self.on.endswith("norm+output") or self.output_family is not None
+        return {output_layer: output, **first, **place} if also else place
 
     def _family(self, name: Name, pretrained: bool) -> Family:
         start: Literal["copy", "reset"] = "reset" if name == "ensemble" and not pretrained else "copy"
@@ -220,4 +242,5 @@ class FamilyConfig(ObjectiveConfig):
             case "dropconnect":
                 return DropConnect(self.p, self.sigma)
         kinds: dict[str, type[Ensemble | EMP | ECMP]] = {"ensemble": Ensemble, "emp": EMP, "ecmp": ECMP}
-        return kinds[name](self.k, None, self.sigma, start, self.spread, self.learn_probs)
+        spread = None if self.spread == "auto" else self.spread
+        return kinds[name](self.k, None, self.sigma, start, spread, self.learn_probs, self.zero)

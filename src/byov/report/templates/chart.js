@@ -1,5 +1,7 @@
 "use strict";
 // Small charts in SVG: points, lines, intervals and ranges; values on hover, tap and arrow keys; drag to zoom.
+// A series in a shade of its model's colour: from the whole of it at 0 to little at 1.
+const shaded = (series) => (series.shade === undefined ? null : `--c: color-mix(in srgb, var(--c${series.colour % 6}) ${Math.round(100 - 65 * series.shade)}%, var(--card))`);
 const SVG = "http://www.w3.org/2000/svg";
 
 function make(name, attributes = {}, parent = null, text = null) {
@@ -98,9 +100,11 @@ class Chart {
     host.replaceChildren();
     host.classList.add("chart");
     this.bar = make("div", { class: "chart-bar" }, host);
-    make("span", { class: "chart-title" }, this.bar, spec.title);
+    const meant = Object.keys(DATA.glossary).filter((word) => spec.title.split(/[^\w@-]+/).includes(word));
+    make("span", { class: "chart-title", "data-tip": meant.length ? meant.flatMap((word) => [word, DATA.glossary[word]]).join("\n") : null }, this.bar, spec.title);
     this.reset = make("button", { type: "button", class: "quiet", hidden: "" }, this.bar, "Reset zoom");
     this.reset.addEventListener("click", () => this.zoomTo(null));
+    exporters(this);
     if (!spec.large) {
       const label = `Enlarge: ${spec.title}`;
       const enlarge = make("button", { type: "button", class: "quiet enlarge", "aria-label": label, title: "Enlarge" }, this.bar, "⤢");
@@ -123,7 +127,7 @@ class Chart {
     const list = make("div", { class: "legend", role: "group", "aria-label": "Shown series" }, this.host);
     for (const [name, members] of names) {
       const { colour, dashed } = this.spec.series[members[0]];
-      const button = make("button", { type: "button", "aria-pressed": "true", class: `key c${colour % 6}` }, list);
+      const button = make("button", { type: "button", "aria-pressed": "true", class: `key c${colour % 6}`, style: shaded(this.spec.series[members[0]]) }, list);
       make("i", { class: dashed ? "dash" : "" }, button);
       button.append(name);
       button.addEventListener("click", () => {
@@ -145,7 +149,7 @@ class Chart {
     const { spec } = this;
     const width = (this.width = Math.max(this.area.clientWidth, 200));
     const rows = spec.y.categories;
-    const tall = rows ? rows.length * (spec.large ? 24 : 19) + 60 : spec.large ? Math.min(window.innerHeight * 0.66, width * 0.7) : Math.min(Math.max(width * 0.62, 220), 340);
+    const tall = rows ? rows.length * (spec.row || (spec.large ? 24 : 19)) + 60 : spec.large ? Math.min(window.innerHeight * 0.66, width * 0.7) : Math.min(Math.max(width * 0.62, 220), 340);
     const height = spec.square ? Math.min(width, spec.large ? window.innerHeight * 0.7 : 380) : tall;
     const longest = rows ? Math.max(...rows.map((name) => name.length)) : 0;
     const shown = spec.series.filter((_, i) => !this.hidden.has(i));
@@ -163,12 +167,13 @@ class Chart {
     this.axes(svg, box, x, y, [x0, x1], marks);
     const layer = make("g", { "clip-path": `url(#${clip})` }, svg);
     if (spec.diagonal) make("line", { class: "diagonal", x1: x(Math.max(x0, y0)), y1: y(Math.max(x0, y0)), x2: x(Math.min(x1, y1)), y2: y(Math.min(x1, y1)) }, layer);
+    if (spec.zero) make("line", { class: "zero", x1: x(0), x2: x(0), y1: box.top, y2: box.bottom }, layer);
     for (const rule of spec.rules || []) {
       make("line", { class: `rule c${rule.colour % 6}`, x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y) }, layer);
     }
     this.dots = [];
     shown.forEach((series, k) => {
-      const group = make("g", { class: `series c${series.colour % 6}${series.dashed ? " dashed" : ""}` }, layer);
+      const group = make("g", { class: `series c${series.colour % 6}${series.dashed ? " dashed" : ""}`, style: shaded(series) }, layer);
       const nudge = rows && shown.length > 1 ? (k - (shown.length - 1) / 2) * 6 : 0;
       const known = series.points.filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!spec.x.log || p.x > 0) && (!spec.y.log || p.y > 0));
       const path = (each) => each.map(([a, b], i) => `${i ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join("");

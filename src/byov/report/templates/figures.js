@@ -17,15 +17,75 @@ function chosen(section, fallback) {
   return picked ? picked.dataset.measure : fallback;
 }
 
+// Of a model with a posterior, what is read at μ is dashed.
+const readAs = (id) => ({ label: series(id).label, colour: series(id).group, dashed: series(id).reading === "at_mean" && DATA.groups[series(id).group].posterior });
+
 const FIGURES = {
+  gaps() {
+    const pairs = DATA.verdict.comparisons.filter((each) => each.rows.length), names = [];
+    const points = (value) => `${(100 * value).toFixed(2)} points`.replace("-", "−");
+    const lines = pairs.map((each) => ({
+      label: each.first.label === each.second.label ? `${each.second.label}: draws − μ` : `${each.second.label} − ${each.first.label}`,
+      colour: DATA.groups.findIndex((group) => group.label === each.second.label), line: false,
+      points: each.rows.filter((row) => row.score === "ece").map((row) => {
+        const name = `${row.clean ? "clean" : "shifted"}${pairs.length > 1 ? `, ${each.second.label}` : ""}`;
+        if (!names.includes(name)) names.push(name);
+        const [left, right] = row.interval || [];
+        const verdict = row.few ? "too few mistakes to tell" : row.sign ? (row.sign < 0 ? "better" : "worse") : row.interval ? "not told: the bar holds 0" : "nothing tells the noise";
+        return { x: row.gap.value, y: names.indexOf(name), left, right, r: 5, faint: !row.sign, tip: [`${name} images: ${points(row.gap.value)}`, ...(row.interval ? [`bar ${points(left)} to ${points(right)}`] : []), verdict] };
+      }),
+    }));
+    const ends = [0, ...lines.flatMap((line) => line.points.flatMap((p) => [p.x, p.left, p.right]))];
+    return {
+      title: `Difference in ECE${pairs.length > 1 ? "" : `, ${lines[0].label}`}`, row: 46, zero: true,
+      describe: "A dot for each difference and a bar of how far it is trusted; left of 0 the second model is better calibrated.",
+      x: { label: "points; left of 0 is better", domain: extent(ends, false, 0.08), format: short },
+      y: { label: "", categories: names }, series: lines,
+    };
+  },
+  severity() {
+    const metric = document.getElementById("heat-metric").value, about = DATA.ood.metrics[metric];
+    const lines = Object.entries(DATA.ood.values).filter(([, found]) => found[metric]).map(([id, found]) => ({
+      ...readAs(id),
+      points: [0, ...DATA.ood.severities].map((level) => ({ x: level, y: level ? (found[metric]["all shifts"] || {})[level] : (found[metric].clean || {}).mean, level }))
+        .filter((p) => Number.isFinite(p.y)).map((p) => ({ ...p, tip: [p.level ? `severity ${p.level}, mean over the shifts` : "clean", `${about.name} ${about.unit === "%" ? percent(p.y) : number(p.y)}`] })),
+    }));
+    return {
+      title: `${about.name} by severity`, describe: "The mean over the shifts at each severity; at 0 the clean images.",
+      x: { label: "severity (0: clean)", domain: [-0.15, 5.15], ticks: [0, 1, 2, 3, 4, 5] },
+      y: { label: `${about.name}${about.unit ? `, ${about.unit}` : ""}`, format: about.unit === "%" ? short : number }, series: lines,
+    };
+  },
+  risk(host) {
+    const where = host.dataset.where, found = DATA.risk[where];
+    const lines = Object.entries(found).map(([id, each]) => ({
+      ...readAs(id),
+      points: each.points.map(([coverage, risk]) => ({ x: coverage, y: risk, r: 0, tip: [`of the ${percent(coverage, 0)} it is most confident of`, `${percent(risk)} are wrong`, `AURC ${percent(each.aurc)}`] })),
+    }));
+    return {
+      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together", describe: "The share of errors among the images a model is most confident of.",
+      x: { label: "images kept, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] }, y: { label: "errors among them, %", format: short }, series: lines,
+    };
+  },
+  entropy(host) {
+    const found = DATA.entropy.shares, own = found[host.dataset.series], width = DATA.entropy.width;
+    const most = Math.max(...Object.values(found).flatMap((each) => Object.values(each).flat()));
+    const lines = Object.entries(own).map(([where, shares]) => ({
+      label: where, colour: series(host.dataset.series).group, dashed: where === "clean", band: where === "shifted",
+      points: shares.map((share, i) => ({ x: (i + 0.5) * width, y: share, low: 0, high: share, r: 0, tip: [`${number(i * width, 3)} to ${number((i + 1) * width, 3)} nats`, `${percent(share, 1)} of the ${where} images`] }))
+        .map((p) => (where === "clean" ? { ...p, low: undefined, high: undefined } : p)),
+    }));
+    return {
+      title: series(host.dataset.series).label, describe: "Histograms of the entropy of single predictions, on clean and on shifted images.",
+      x: { label: "entropy, nats", domain: [0, width * Object.values(own)[0].length] }, y: { label: "images, %", domain: [0, most * 1.05], format: short }, series: lines,
+    };
+  },
   calibration(host) {
     const where = host.dataset.where;
     const found = DATA.calibration[where];
     const most = Math.max(...Object.values(found).flatMap((each) => each.points.map((p) => p.count)));
     const lines = Object.entries(found).map(([id, each]) => ({
-      label: series(id).label,
-      colour: series(id).group,
-      dashed: series(id).reading === "at_mean" && DATA.groups[series(id).group].posterior,
+      ...readAs(id),
       points: each.points.map((p) => ({
         x: p.confidence, y: p.accuracy, low: p.low, high: p.high, r: 2.2 + 5 * Math.sqrt(p.count / most), faint: p.count < 6,
         tip: [`confidence ${percent(p.confidence, 1)}`, `accuracy ${percent(p.accuracy, 1)} (95 %: ${percent(p.low, 0)} to ${percent(p.high, 0)})`, `${p.count.toLocaleString("en")} images, gap ${percent(p.accuracy - p.confidence, 1).replace("-", "−")}`],
@@ -106,7 +166,7 @@ const FIGURES = {
   history(host) {
     const what = host.dataset.what, each = DATA.layers[Number(host.dataset.entry)];
     const lines = each.log.layers.map((layer, i) => ({
-      label: layer.name || "(network)", colour: i, dashed: i > 5,
+      label: layer.name || "(network)", colour: each.group, shade: i / Math.max(1, each.log.layers.length - 1),
       points: each.log.epochs.map((epoch, k) => ({ x: epoch, y: layer[what][k], r: 0, tip: [`epoch ${number(epoch)}`, `mean ${what === "sigma" ? "σ" : "|μ|/σ"} ${number(layer[what][k])}`] })),
     }));
     return {

@@ -99,8 +99,8 @@ function theme() {
 
 theme();
 tips();
-document.querySelectorAll("table.sortable").forEach(sortable);
-for (const id of ["heat-metric", "heat-severity"]) document.getElementById(id)?.addEventListener("change", heat);
+document.querySelectorAll("table.sortable").forEach((table) => { sortable(table); tableFile(table); });
+for (const id of ["heat-metric", "heat-severity"]) document.getElementById(id)?.addEventListener("change", () => { heat(); drawFigures(document.getElementById("ood")); });
 heat();
 drawFigures();
 for (const button of document.querySelectorAll("button[data-measure]"))
@@ -112,4 +112,3 @@ for (const button of document.querySelectorAll("button[data-about]")) button.add
 const zoom = document.getElementById("zoom");
 zoom.addEventListener("click", (event) => { if (event.target === zoom || event.target.closest(".close")) zoom.close(); });
 zoom.addEventListener("close", () => tip.hide());
-window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));

@@ -1,0 +1,25 @@
+"""What `bayesianize` does unless told: the posteriors that results/defaults recommends."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from byov.posterior.gaussian import Gaussian
+from byov.posterior.select import Rules, output_layer
+
+Recommended = Literal["scratch", "pretrained"]
+
+RULES: dict[str, Rules] = {
+    "scratch": Gaussian(relative=0.05),
+    "pretrained": {output_layer: Gaussian(relative=0.05)},
+}
+
+
+def recommended(start: str) -> Rules:
+    """Return the rules for a network that is trained from scratch, or for one that is fine-tuned."""
+    if start not in get_args(Recommended):
+        raise ValueError(
+            f"bayesianize recommends rules for a network from 'scratch' or a 'pretrained' one, not for {start!r};"
+            " a rule of your own is a family, or a mapping such as {'*': byov.Gaussian()}."
+        )
+    return RULES[start]

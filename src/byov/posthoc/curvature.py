@@ -1,0 +1,121 @@
+"""The generalised Gauss-Newton matrix of a last layer, Σ_n Λ_n ⊗ a_n a_nᵀ, and its eigenvalues.
+
+a_n is what the layer is given, Λ_n the Hessian of the negative log-likelihood in the layer's outputs. For every
+likelihood here it is diag(d_n) − o_n o_nᵀ:
+
+    softmax      d = o = p                    cross-entropy of classes that exclude each other
+    bernoulli    d = p (1 − p), o = 0         of labels of their own, and of a single logit
+    gaussian     d = 1, o = 0                 half the squared error; divided by σ² later
+
+All batches are added up in one pass, in float64; nothing is kept of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from byov.posthoc.labelled import class_numbers
+
+Structure = Literal["full", "kron", "diag"]
+Likelihood = Literal["softmax", "bernoulli", "gaussian"]
+
+
+def loss_and_hessian(likelihood: Likelihood, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the summed loss, d and o (N, C), and which rows count: a class below 0 is no label."""
+    outputs = outputs.double()
+    rows = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
+    if likelihood == "softmax":
+        labels = class_numbers(labels.flatten(), outputs.shape[1])
+        _alike(outputs[:, 0], labels)
+        rows = labels >= 0
+        probs = outputs.softmax(1)[rows]
+        return cross_entropy(outputs[rows], labels[rows], reduction="sum"), probs, probs, rows
+    labels = labels.reshape(len(labels), -1).to(outputs) if labels.ndim <= 2 else labels.flatten(0, -2).to(outputs)
+    _alike(outputs, labels)
+    if likelihood == "gaussian":
+        ones = torch.ones_like(outputs)
+        return 0.5 * (outputs - labels).square().sum(), ones, torch.zeros_like(ones), rows
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        raise ValueError("The label of a single logit, or of one of several labels, is 0 or 1.")
+    probs = outputs.sigmoid()
+    loss = binary_cross_entropy_with_logits(outputs, labels, reduction="sum")
+    return loss, probs * (1 - probs), torch.zeros_like(probs), rows
+
+
+def _alike(outputs: Tensor, labels: Tensor) -> None:
+    if outputs.shape != labels.shape:
+        raise ValueError(f"The labels have shape {tuple(labels.shape)} where the outputs have {tuple(outputs.shape)}.")
+
+
+@dataclass
+class Spectrum:
+    """Eigenvalues of the curvature (P,), weight before bias, and the matrices of their eigenvectors.
+
+    Of the structure "full" one (P, P); of "kron" that of the outputs and that of the inputs; of "diag" none.
+    """
+
+    values: Tensor
+    vectors: tuple[Tensor, ...]
+
+
+class Curvature:
+    """The sum over batches, in one of three structures.
+
+    "kron" has Σ_n Λ_n ⊗ (1/N) Σ_n a_n a_nᵀ for the weight and Σ_n Λ_n for the bias, nothing between the two (KFAC;
+    the package laplace-torch has the same).
+    """
+
+    def __init__(self, structure: Structure, inputs: int, outputs: int, bias: bool, device: torch.device) -> None:
+        self.structure, self.bias, self.count = structure, bias, 0
+        self.inputs, self.outputs = inputs, outputs
+        wide = inputs + bias
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "full": [(outputs, wide, outputs * wide)],
+            "kron": [(outputs, outputs), (inputs, inputs)],
+            "diag": [(outputs, inputs), (outputs,)],
+        }
+        self._sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes[structure]]
+
+    def add(self, a: Tensor, d: Tensor, o: Tensor) -> None:
+        """Add a batch: the layer's inputs (N, D), and Λ by d and o (N, C)."""
+        self.count += len(a)
+        a = a.double()
+        if self.structure == "full":
+            wide = torch.cat([a, a.new_ones(len(a), 1)], 1) if self.bias else a
+            for c in range(self.outputs):
+                row = -o[:, c, None] * o
+                row[:, c] += d[:, c]
+                self._sums[0][c] += wide.mT @ (row[:, :, None] * wide[:, None, :]).flatten(1)
+        elif self.structure == "kron":
+            self._sums[0] += d.sum(0).diag() - o.mT @ o
+            self._sums[1] += a.mT @ a
+        else:
+            own = d - o.square()
+            self._sums[0] += own.mT @ a.square()
+            self._sums[1] += own.sum(0)
+
+    def scale(self, by: float) -> None:
+        """Count every example so many times."""
+        self.count = round(by * self.count)
+        self._sums = [by * each for each in self._sums]
+
+    def spectrum(self) -> Spectrum:
+        """Decompose the sum."""
+        if self.structure == "diag":
+            weight, bias = self._sums
+            return Spectrum(torch.cat([weight.flatten(), bias] if self.bias else [weight.flatten()]), ())
+        if self.structure == "full":
+            wide = self.inputs + self.bias
+            places = torch.arange(self.outputs * wide, device=self._sums[0].device).view(self.outputs, wide)
+            order = torch.cat([places[:, : self.inputs].flatten(), *([places[:, -1]] if self.bias else [])])
+            values, vectors = torch.linalg.eigh(self._sums[0].flatten(0, 1)[order][:, order])
+            return Spectrum(values.clamp_min(0), (vectors,))
+        (left, rows), (right, columns) = torch.linalg.eigh(self._sums[0]), torch.linalg.eigh(self._sums[1] / self.count)
+        left, right = left.clamp_min(0), right.clamp_min(0)
+        values = [(left[:, None] * right).flatten(), *([left] if self.bias else [])]
+        return Spectrum(torch.cat(values), (rows, columns))

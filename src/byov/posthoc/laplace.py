@@ -1,0 +1,170 @@
+"""byov.laplace: a posterior over the last layer of a network that is already trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from byov.posterior.bayesianize import bayesianize
+from byov.posterior.correlated import FULL_AT_MOST, FullGaussian, KroneckerGaussian
+from byov.posterior.factor import Factor
+from byov.posterior.family import Family
+from byov.posterior.gaussian import Gaussian
+from byov.posterior.module import BayesianModule
+from byov.posterior.prior import Normal
+from byov.posthoc.curvature import Curvature, Likelihood, Structure, loss_and_hessian
+from byov.posthoc.evidence import Evidence, best_noise, best_precision, gaussian_log_likelihood, log_marginal
+from byov.posthoc.labelled import labelled
+from byov.posthoc.last_layer import LastLayer
+from byov.prediction.inputs import posterior_of, ready, unwrap
+from byov.prediction.outputs import Output, Reading, Task
+from byov.prediction.resident import evaluating
+
+FULL = 2048
+"""Up to so many weights the covariance is full unless another structure is asked for: seconds, and 32 MB."""
+FAMILIES: dict[str, Family] = {"full": FullGaussian(), "kron": KroneckerGaussian(), "diag": Gaussian()}
+LIKELIHOODS: dict[str, Likelihood] = {
+    "classification": "softmax",
+    "token": "softmax",
+    "multilabel": "bernoulli",
+    "regression": "gaussian",
+}
+
+
+def laplace(
+    model: nn.Module,
+    loader: Any,
+    structure: Literal["auto", "full", "kron", "diag"] = "auto",
+    *,
+    task: Task | None = None,
+    output: Output | None = None,
+    prior_precision: float | None = None,
+    noise: float | None = None,
+    examples: int | None = None,
+) -> BayesianModule:
+    """Fit a Laplace approximation of the last layer, in one pass and without training: the weights become the means.
+
+    q(w) = N(w, (H + δ)⁻¹), where H is the generalised Gauss-Newton matrix of the loss over the data, and δ the
+    precision of the prior N(0, 1/δ). What was fitted, and its marginal likelihood, is in the model's attribute
+    `evidence`.
+
+    Args:
+        model: a trained network that ends in an nn.Linear. It is copied, and left as it is.
+        loader: the training data: a loader or data set of (x, y), of mappings with "labels", or one pair (x, y).
+        structure: of the covariance: "full", for at most 20,000 weights; "kron", by Kronecker factors; "diag". "auto"
+            is "full" up to 2048 weights, and "kron" beyond.
+        task: "classification" (a single logit is a sigmoid's), "token", "multilabel" or "regression", as for
+            `byov.predict`, and decided in the same way where it is not given.
+        output: which of several outputs, as for `byov.predict`.
+        prior_precision: δ; by default the one under which the data are most likely.
+        noise: of a regression the standard deviation of its noise; by default the most likely one, together with δ.
+        examples: how many labels the training data have, where the loader gives a random part of them only: the
+            curvature of a few thousand tells that of a million, in less time.
+
+    Example:
+        >>> model = byov.laplace(net, train_loader)
+        >>> byov.predict(model, x, samples=100).strategy  # one pass of the network
+        'head'
+    """
+    _check(structure, prior_precision, noise)
+    net = unwrap(model)
+    if posterior_of(net) is not None:
+        raise ValueError("The network has a posterior already: give byov.laplace a plain one, such as model.point().")
+    reading = Reading(task, output, net)
+    last, loss, numbers = LastLayer(net, reading), torch.zeros(()), 0
+    curvature: Curvature | None = None
+    with torch.inference_mode(False), torch.no_grad(), evaluating(net), last.watching():
+        for x, labels in labelled(loader, net):
+            features, outputs = last(ready(x, net))
+            reading.shaped(outputs[None])  # decides the task, or refuses to
+            likelihood, outputs = _likelihood(reading.task, outputs, noise), outputs.flatten(0, -2)
+            each, d, o, rows = loss_and_hessian(likelihood, outputs, labels.to(outputs.device))
+            curvature = curvature or _curvature(structure, last.found())
+            curvature.add(features.flatten(0, -2)[rows], d, o)
+            loss, numbers = loss + each, numbers + d.numel()
+    assert curvature is not None
+    if not curvature.count or not bool(torch.isfinite(loss)):
+        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+    share = 1.0 if examples is None else examples / curvature.count
+    if share < 1:
+        raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
+    curvature.scale(share)
+    given = prior_precision, noise
+    return _fitted(net, last, curvature, share * float(loss), round(share * numbers), given, likelihood == "gaussian")
+
+
+def _check(structure: str, prior_precision: float | None, noise: float | None) -> None:
+    if structure != "auto" and structure not in get_args(Structure):
+        raise ValueError(f"A covariance is 'full', 'kron', 'diag' or 'auto', not {structure!r}.")
+    for name, value in (("prior precision", prior_precision), ("noise", noise)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"A {name} is above 0, not {value!r}.")
+
+
+def _likelihood(task: str | None, outputs: Tensor, noise: float | None) -> Likelihood:
+    if task not in LIKELIHOODS:
+        raise ValueError(f"byov.laplace is for the tasks {', '.join(map(repr, LIKELIHOODS))}, not {task!r}.")
+    if noise is not None and task != "regression":
+        raise ValueError(f"A noise belongs to task='regression', not to {task!r}.")
+    return "bernoulli" if task == "classification" and outputs.shape[-1] == 1 else LIKELIHOODS[task]
+
+
+def _curvature(structure: str, layer: nn.Linear) -> Curvature:
+    weights = sum(parameter.numel() for parameter in layer.parameters())
+    if structure == "auto":
+        structure = "full" if weights <= FULL else "kron"
+    if structure == "full" and weights > FULL_AT_MOST:
+        raise ValueError(
+            f"A full covariance of {weights:,} weights does not fit: take structure='kron', or cover at most"
+            f" {FULL_AT_MOST:,}."
+        )
+    bias, where = layer.bias is not None, layer.weight.device
+    return Curvature(structure, layer.in_features, layer.out_features, bias, where)  # type: ignore[arg-type]
+
+
+def _fitted(
+    net: nn.Module,
+    last: LastLayer,
+    curvature: Curvature,
+    loss: float,
+    numbers: int,
+    given: tuple[float | None, float | None],
+    regression: bool,
+) -> BayesianModule:
+    """Choose the prior, and the noise of a regression, and make the posterior."""
+    (precision, noise), spectrum, name = given, curvature.spectrum(), last.name()
+    square = sum(float(parameter.detach().double().square().sum()) for parameter in last.found().parameters())
+    log_likelihood, values = -loss, spectrum.values
+    if regression:
+        noise = best_noise(values, square, loss, numbers, precision) if noise is None else noise
+        log_likelihood, values = gaussian_log_likelihood(loss, numbers, noise), values / noise**2
+    precision = best_precision(values, square) if precision is None else precision
+    evidence = Evidence(
+        log_marginal(log_likelihood, values, square, precision),
+        log_likelihood,
+        precision,
+        noise,
+        curvature.structure,
+        curvature.count,
+    )
+    own = {f"{name}.{leaf}" if name else leaf for leaf in ("weight", "bias")}
+    rules = {lambda parameter, *_: parameter in own: FAMILIES[curvature.structure]}
+    model = bayesianize(net, rules, prior=Normal(0.0, precision**-0.5))
+    _write(model.factors[0], values + precision, spectrum.vectors)
+    vars(model)["evidence"] = evidence
+    return model.eval()
+
+
+@torch.no_grad()
+def _write(factor: Factor, precisions: Tensor, vectors: tuple[Tensor, ...]) -> None:
+    """Set the covariance to the inverse of the precision with these eigenvalues and eigenvectors."""
+    if isinstance(factor.family, FullGaussian):
+        (turn,) = vectors
+        factor.get_parameter("factor").copy_(torch.linalg.cholesky((turn / precisions) @ turn.mT))
+        return
+    factor.get_parameter("log_var").copy_(-precisions.log())
+    for i in range(len(factor.layout.slots) if vectors else 0):
+        factor.get_parameter(f"rows{i}").copy_(vectors[0])
+        factor.get_parameter(f"columns{i}").copy_(vectors[1] if i == 0 else torch.ones(1, 1))

@@ -1,0 +1,85 @@
+"""What the record of each image tells: reliability diagrams, selective risk, and how unsure the predictions are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
+from byov.metrics.functional.uncertainty import curve_of_errors
+from byov.report.groups import Group, each_reading
+from byov.report.intervals import wilson
+from byov.report.sources import thinned
+
+ENTROPY_BINS = 24
+Record = dict[str, Any]
+"""Of one run on the images under one shift: `confidence`, `correct` and, since byov writes it, `entropy`."""
+
+
+def by_condition(groups: Sequence[Group]) -> list[tuple[str, str, list[Record]]]:
+    """Return the records by condition and series: all runs of a group, and all shifts, together."""
+    found = []
+    for where in ("clean", "shifted"):
+        for name, group, reading in each_reading(groups):
+            rows = [row for run in group.runs for row in run.records(reading, where == "clean")]
+            found += [(where, name, rows)] if rows else []
+    return found
+
+
+def calibration(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return reliability diagrams: on clean images, and on all shifted ones."""
+    found: dict[str, Any] = {}
+    for where, name, rows in by_condition(groups):
+        found.setdefault(where, {})[name] = diagram(rows)
+    return found
+
+
+def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
+    """Return of the bins that are not empty: count, mean confidence, accuracy, and its 95 % interval (Wilson's)."""
+    confidence, correct = joined(rows, "confidence").float(), joined(rows, "correct").bool()
+    sums = bin_sums(confidence, correct, equal_width(confidence, bins), bins)
+    found = diagram_of_bins(sums)
+    points = []
+    columns = (found.count.long().tolist(), found.confidence.tolist(), found.accuracy.tolist())
+    for count, sure, accuracy in zip(*columns, strict=True):
+        if count:
+            low, high = wilson(accuracy, count)
+            points.append({"count": count, "confidence": sure, "accuracy": accuracy, "low": low, "high": high})
+    return {"bins": bins, "images": len(confidence), "ece": error_of_bins(sums, "l1").item(), "points": points}
+
+
+def joined(rows: Sequence[Record], what: str) -> Tensor:
+    """Return one quantity of all the images of all rows."""
+    return torch.tensor([value for row in rows for value in row[what]], dtype=torch.float64)
+
+
+def risk(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return selective risk: the share of errors among the share of images a model is most confident of, thinned."""
+    found: dict[str, Any] = {}
+    for where, name, rows in by_condition(groups):
+        curve = curve_of_errors(1 - joined(rows, "confidence"), 1 - joined(rows, "correct"))
+        pairs = zip(curve.coverage.tolist(), curve.risk.tolist(), strict=True)
+        points = [[round(coverage, 5), round(value, 5)] for coverage, value in thinned(list(pairs), 80)]
+        found.setdefault(where, {})[name] = {"points": points, "aurc": curve.risk.mean().item()}
+    return found
+
+
+def entropy(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return histograms of the entropy of each model's own reading: shares of the clean and of the shifted images."""
+    own = {f"{i}/{group.best}" for i, group in enumerate(groups)}
+    values = {
+        (where, name): joined(rows, "entropy")
+        for where, name, rows in by_condition(groups)
+        if name in own and all("entropy" in row for row in rows)
+    }
+    if not values:
+        return {}
+    top = max(max(found.max().item() for found in values.values()), 1e-3)
+    shares: dict[str, dict[str, list[float]]] = {}
+    for (where, name), found in values.items():
+        counts = torch.histc(found, ENTROPY_BINS, 0, top)
+        shares.setdefault(name, {})[where] = [round(share, 5) for share in (counts / len(found)).tolist()]
+    return {"width": top / ENTROPY_BINS, "shares": shares}

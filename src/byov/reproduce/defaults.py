@@ -1,0 +1,143 @@
+"""What a newcomer's first posterior buys: every method on every small set, clean, shifted and against other data.
+
+Nothing is the papers': the question is whether `byov.bayesianize(net)` is worth having beside what users have for free.
+The sets are those of `defaults_sets`, the training that of `defaults_methods`; a set that is not at hand is left out.
+CIFAR-10 and CIFAR-100 (ResNet-18, `defaults_cifar`) are for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from statistics import mean, median
+from time import monotonic
+from typing import Any
+
+import torch
+
+from byov.posterior.mixture import SPREAD
+from byov.reproduce import defaults_cifar
+from byov.reproduce import defaults_methods as methods
+from byov.reproduce.defaults_methods import MEMBERS, METHODS, RULES, Read, fit, trainer
+from byov.reproduce.defaults_scores import averaged
+from byov.reproduce.defaults_sets import Place, names
+from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
+
+SEEDS = 3
+SPLITS = 2
+"""How many splits of a table; each is read with one seed, and the tables are averaged."""
+DEFAULT = "Gaussian"
+"""The method that `bayesianize(net)` takes: chosen on the held-out rows."""
+TURNS = 60
+"""How many steps of each method are timed."""
+
+Reading = dict[str, float]
+Readings = dict[str, list[Reading]]
+"""By method, one reading for each seed."""
+
+
+@experiment("defaults", "What the recommended posterior buys on small sets, beside what users have for free")
+def defaults(context: Context) -> Outcome:
+    if context.scale == "full" and not context.device.startswith("cuda"):
+        raise ValueError("defaults at scale full trains ResNet-18 on CIFAR: it needs a GPU; --scale quick does not.")
+    torch.set_num_threads(1)  # small networks: more threads only wait for each other
+    sets: dict[str, Readings] = {}
+    left_out: list[str] = []
+    for name in (*names(), *(defaults_cifar.NAMES if context.scale == "full" else ())):
+        try:
+            sets[name] = readings(context, name)
+        except ValueError as error:
+            left_out.append(f"{name} is left out: {error}")
+    tables = [sets.pop(name) for name in list(sets) if name.startswith("uci-")]
+    if tables:
+        sets["uci"] = _pooled(tables)
+    data = {"protocol": protocol(), "sets": sets, "cost": context.kept("cost", protocol(), cost)}
+    return Outcome(data, list(judged(sets)), note=" ".join(left_out))
+
+
+def protocol() -> dict[str, Any]:
+    """Return what every reading depends on."""
+    m = methods
+    return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": m.BETA, "draws": m.DRAWS, "spread": SPREAD}
+
+
+def readings(context: Context, name: str) -> Readings:
+    """Return what every method scores on a set, seed by seed; each seed is trained and read once, and kept."""
+    found: Readings = {method: [] for method in METHODS}
+    for seed in range(SPLITS if name.startswith("uci-") else SEEDS):
+        place = Place(name, seed if name.startswith("uci-") else 0, context.root)
+        about, number = {**protocol(), "set": name, "split": place.split}, context.seed + seed
+        cifar = name in defaults_cifar.NAMES
+        make = partial(defaults_cifar.measure, context, name, number) if cifar else partial(measure, place, number)
+        each = context.kept(f"{name}_seed{seed}", about, make)
+        for method in METHODS:
+            found[method].append(each[method])
+    return found
+
+
+def measure(place: Place, seed: int) -> dict[str, Reading]:
+    """Train all methods with a seed. The ensemble has this seed's plain network and the next four's."""
+    part = place.task()
+    members = [_plain(place, seed + i) for i in range(MEMBERS)]
+    found = {"plain": members[0], "plain + temperature": members[0].tempered(part)}
+    found |= {method: Read.of(fit(method, part, seed), part) for method in RULES if method != "plain"}
+    found["ensemble of 5"] = Read.ensemble(members)
+    return {method: found[method].scores(part) for method in METHODS}
+
+
+@lru_cache(maxsize=MEMBERS)
+def _plain(place: Place, seed: int) -> Read:
+    return Read.of(fit("plain", place.task(), seed), place.task())
+
+
+def _pooled(tables: list[Readings]) -> Readings:
+    """Average the tables' numbers, split by split."""
+    return {m: [averaged([t[m][i] for t in tables]) for i in range(SPLITS)] for m in METHODS}
+
+
+# What it is judged by
+
+
+def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
+    """Compare the recommended default with the plain network on each set, seed by seed, and count."""
+    counts: Counter[str] = Counter()
+    for name, found in sets.items():
+        for score in ("test_nll", "test_ece", "shifted_nll", "shifted_ece", "test_error"):
+            gain, error = difference(found, DEFAULT, "plain", score)
+            verdict = worded(gain, error)
+            counts[f"{score}, {verdict}"] += 1
+            yield Comparison(f"{name}: {score}, {DEFAULT} − plain", gain, None, error, verdict)
+        gain, error = difference(found, DEFAULT, "plain + temperature", "shifted_nll")
+        counts[f"temperature, {worded(gain, error)}"] += 1
+        yield Comparison(f"{name}: shifted_nll, {DEFAULT} − temperature", gain, None, error, worded(gain, error))
+    for what, count in sorted(counts.items()):
+        yield Comparison(f"sets: {what}", count)
+
+
+def difference(found: Readings, method: str, other: str, score: str) -> tuple[float, float]:
+    """Return the mean over seeds of how much one method's number is above another's, and its standard error."""
+    each = [a[score] - b[score] for a, b in zip(found[method], found[other], strict=True)]
+    return mean(each), standard_error(each) or 0.0
+
+
+def worded(gain: float, error: float) -> str:
+    """Say whether a difference of something that is to be small is beyond its standard error."""
+    return "better" if gain < -error else "worse" if gain > error else "no different"
+
+
+def cost() -> dict[str, dict[str, float]]:
+    """Measure each method's step beside plain's, taking turns, on digits; and count its parameters."""
+    part = Place("digits", 0, None).task()
+    made = {method: trainer(method, part, 0) for method in RULES}
+    times: dict[str, list[float]] = {method: [] for method in RULES}
+    for _ in range(TURNS):
+        for method, (_, step) in made.items():
+            began = monotonic()
+            step()
+            times[method].append(monotonic() - began)
+    parameters = {m: sum(p.numel() for p in fitted.parameters()) for m, (fitted, _) in made.items()}
+    return {
+        m: {"step": median(times[m]) / median(times["plain"]), "parameters": parameters[m] / parameters["plain"]}
+        for m in RULES
+    }

@@ -1,0 +1,171 @@
+"""The methods of `byov reproduce defaults`: how each is trained and what it predicts, the same for every set.
+
+All have 600 steps of Adam at 3e-3, as README's loop, batches of 64, and see the same rows; what has a KL has β times
+it. Nothing here was chosen on a test set: results/defaults/README.md has what was tried, on held-out rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from byov.posterior import (
+    ECMP,
+    EMP,
+    BayesianModule,
+    Dropout,
+    Gaussian,
+    bayesianize,
+    elbo,
+    log_var_rate,
+    norm_layers,
+    output_layer,
+    parameter_groups,
+)
+from byov.posterior.select import Rules
+from byov.posthoc.temperature import Temperature, fit_temperature
+from byov.prediction import predict
+from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, regressed, uncertainties
+from byov.reproduce.defaults_sets import Task
+
+STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 600, 64, 3e-3, 1e-3, 30, 5
+
+
+def _on_both(family: Any) -> Rules:
+    return {norm_layers: family, output_layer: family}
+
+
+RULES: dict[str, Rules | None] = {
+    "plain": None,
+    "dropout": Dropout(0.05),
+    "Gaussian": Gaussian(relative=0.05),
+    "Gaussian output": {output_layer: Gaussian(relative=0.05)},
+    "EMP": _on_both(EMP(5)),
+    "ECMP": _on_both(ECMP(5)),
+}
+"""What is trained. "plain + temperature" and the explicit ensemble are read from plain networks."""
+METHODS = ("plain", "plain + temperature", "dropout", "ensemble of 5", "Gaussian", "Gaussian output", "EMP", "ECMP")
+
+
+class Fitted(nn.Module):
+    """A trained network with the precision of a regression's noise."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.log_precision = net, nn.Parameter(torch.zeros(()))
+
+    def loss(self, x: Tensor, y: Tensor, regression: bool) -> Tensor:
+        out = self.net(x)
+        if not regression:
+            return cross_entropy(out, y)
+        squares = self.log_precision.exp() * (out - y).square() - self.log_precision + math.log(2 * math.pi)
+        return 0.5 * squares.mean()
+
+    @torch.no_grad()
+    def draws(self, x: Tensor, regression: bool) -> Tensor:
+        """Return probabilities (S, N, C), or a regression's means (S, N, 1)."""
+        self.eval()
+        if not isinstance(self.net, BayesianModule):
+            out = self.net(x)[None]
+            return out if regression else out.softmax(-1)
+        generator = Generator().manual_seed(0)
+        found = predict(
+            self.net,
+            x,
+            DRAWS,
+            generator=generator,
+            keep=True,
+            task="regression" if regression else None,
+            precision=1.0 if regression else None,
+        ).draws
+        assert found is not None
+        return found
+
+
+def fit(method: str, task: Task, seed: int) -> Fitted:
+    """Train a method with a seed."""
+    fitted, step = trainer(method, task, seed)
+    for _ in range(STEPS):
+        step()
+    return fitted
+
+
+def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], None]]:
+    """Return an untrained method, and a function that takes one step."""
+    torch.manual_seed(seed)
+    net, rules = task.network(), RULES[method]
+    fitted = Fitted(net if rules is None else bayesianize(net, rules))
+    noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # on a way as long as that of a log-variance
+    optimizer = torch.optim.Adam([*parameter_groups(fitted.net, LR, STEPS), noise])
+
+    def step() -> None:
+        fitted.train()
+        i = torch.randint(len(task.x), (BATCH,))
+        loss = fitted.loss(task.x[i], task.y[i], task.regression)
+        if rules is not None:
+            loss = elbo(loss, fitted, n=len(task.x), beta=BETA)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return fitted, step
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What a method predicts of each part of a task: draws (S, N, …), and the noise's precision of a regression."""
+
+    parts: dict[str, list[Tensor]]
+    precision: float
+
+    @classmethod
+    def of(cls, fitted: Fitted, task: Task) -> Read:
+        inputs = {
+            "held": [task.held_x],
+            "held_shifted": task.shifted(task.held_x),
+            "test": [task.test_x],
+            "shifted": task.shifted(task.test_x),
+            "other": [task.other],
+        }
+        parts = {name: [fitted.draws(x, task.regression) for x in each] for name, each in inputs.items()}
+        return cls(parts, fitted.log_precision.exp().item())
+
+    @classmethod
+    def ensemble(cls, members: Sequence[Read]) -> Read:
+        """Take several networks for draws of one; of their precisions, the mean variance."""
+        parts = {
+            name: [torch.cat([member.parts[name][i] for member in members]) for i in range(len(each))]
+            for name, each in members[0].parts.items()
+        }
+        return cls(parts, len(members) / sum(1 / member.precision for member in members))
+
+    def tempered(self, task: Task) -> Read:
+        """Fit a temperature on the held-out rows; of a regression, the noise."""
+        held = self.parts["held"][0].mean(0)
+        if task.regression:
+            return replace(self, precision=1.0 / max((held - task.held_y).square().mean().item(), 1e-6))
+        warm = Temperature(fit_temperature(held, task.held_y))
+        parts = {name: [warm.probabilities(draws) for draws in each] for name, each in self.parts.items()}
+        return replace(self, parts=parts)
+
+    def scores(self, task: Task) -> dict[str, float]:
+        """Return all numbers of the table."""
+
+        def score(name: str, y: Tensor) -> Scores:
+            return averaged(
+                [
+                    regressed(draws, self.precision, y) if task.regression else classified(draws.mean(0), y)
+                    for draws in self.parts[name]
+                ]
+            )
+
+        parts = {"held": task.held_y, "held_shifted": task.held_y, "test": task.test_y, "shifted": task.test_y}
+        found = {f"{name}_{key}": v for name, y in parts.items() for key, v in score(name, y).items()}
+        known, foreign = (uncertainties(self.parts[name][0], task.regression) for name in ("test", "other"))
+        return found | auroc(known, foreign) | {"information": known[1].double().mean().item()}

@@ -1,0 +1,165 @@
+"""The data of `byov reproduce defaults`: small sets a CPU can do, each with its shifts and its network.
+
+| set | network | shifted |
+|---|---|---|
+| digits | convnet16 | five image shifts at severity 3 |
+| fashion-mnist: 2,000 images, 14×14 | convnet16 | the same |
+| newsgroups: 2,000 texts, TF-IDF of 5,000 words | one hidden layer of 100 | half of the words are missing |
+| uci: five small tables | one hidden layer of 50 | noise, half a deviation of each feature |
+
+They lie in ROOT as fashion_mnist.npz (or torchvision's copy), 20newsgroups.npz and uci/; digits come with scikit-learn.
+A tenth of the training rows is held out, for a temperature and for the choice of the default. Other data look the
+same for every set: each feature of an input is that of another test input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, normalize
+
+from byov.data import ImageSet, load
+from byov.data.arrays import Arrays
+from byov.data.augmentations import augment
+from byov.data.sources import data_root
+from byov.data.tables import uci
+from byov.models.registry import create
+
+SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
+SEVERITY = 3
+TABLES = ("yacht", "boston", "energy", "concrete", "wine_red")
+COUNTS, SIDE = (2000, 1000), 14
+"""How many of Fashion-MNIST's images, 14×14, and of the texts are trained on and read: the same for all methods."""
+WORDS = 5000
+"""How many words a text is told by."""
+MISSING, NOISE, HELD = 0.5, 0.5, 0.1
+
+
+Move = Callable[[Tensor, Generator], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One set, cut into what is trained on, held out and tested, and the network that learns it."""
+
+    x: Tensor
+    y: Tensor
+    held_x: Tensor
+    held_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    moves: tuple[Move, ...]
+    network: Callable[[], nn.Module]
+    regression: bool = False
+
+    def shifted(self, x: Tensor) -> list[Tensor]:
+        """Return inputs under each of the set's shifts."""
+        return [move(x, Generator().manual_seed(0)) for move in self.moves]
+
+    @property
+    def other(self) -> Tensor:
+        """Return inputs whose every feature is that of another test input: each is likely, all together are not."""
+        flat = self.test_x.flatten(1)
+        order = torch.rand(flat.shape, generator=Generator().manual_seed(0)).argsort(0)
+        return flat.gather(0, order.to(flat.device)).view_as(self.test_x)
+
+
+def names() -> list[str]:
+    """Return the sets in the order in which they are measured, the short ones first."""
+    return ["digits", *(f"uci-{table}" for table in TABLES), "newsgroups", "fashion-mnist"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a task is found: a set's name, the split of a table, and the folder of the data."""
+
+    name: str
+    split: int
+    root: str | None
+
+    def task(self) -> Task:
+        """Load it; the last one is kept."""
+        return _task(self)
+
+
+@lru_cache(maxsize=1)
+def _task(place: Place) -> Task:
+    if place.name.startswith("uci-"):
+        return _table(place.name.removeprefix("uci-"), place.split, place.root)
+    texts = place.name == "newsgroups"
+    x, y, test_x, test_y = _texts(place.root) if texts else _images(place.name, place.root)
+    moves: tuple[Move, ...] = (_without_words,) if texts else tuple(partial(_moved, shift) for shift in SHIFTS)
+    classes = int(max(y.max(), test_y.max())) + 1
+    return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, lambda: _network(x, classes)))
+
+
+def _cut(x: Tensor, y: Tensor, split: int, task: Task) -> Task:
+    """Hold a share of the training rows out."""
+    order = torch.randperm(len(x), generator=Generator().manual_seed(split))
+    count = round(HELD * len(x))
+    held, own = order[:count], order[count:]
+    return replace(task, x=x[own], y=y[own], held_x=x[held], held_y=y[held])
+
+
+def _moved(shift: str, x: Tensor, generator: Generator) -> Tensor:
+    return augment(x, shift, SEVERITY, generator)
+
+
+def _without_words(x: Tensor, generator: Generator) -> Tensor:
+    return normalize(x * (torch.rand(x.shape, generator=generator) >= MISSING))
+
+
+def _noisy(x: Tensor, generator: Generator) -> Tensor:
+    return x + NOISE * torch.randn(x.shape, generator=generator)
+
+
+def _network(x: Tensor, outputs: int) -> nn.Module:
+    if x.ndim == 4:
+        return create("convnet16", outputs, x.shape[1])
+    hidden = 100 if x.shape[1] >= WORDS else 50
+    return nn.Sequential(
+        nn.Linear(x.shape[1], hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
+
+
+def _images(name: str, root: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    parts: list[Tensor] = []
+    for split, count in zip(("train", "test"), COUNTS, strict=True):
+        data = load(name, split, root)
+        assert isinstance(data, ImageSet)
+        assert data.labels is not None
+        chosen = _some(len(data), len(data) if name == "digits" else count)
+        images = data.images[chosen].float() / 255
+        parts += [images if name == "digits" else adaptive_avg_pool2d(images, SIDE), data.labels[chosen]]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def _texts(root: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read the sparse rows that results/defaults/newsgroups.py makes."""
+    path = data_root(root) / "20newsgroups.npz"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: results/defaults/newsgroups.py makes it.")
+    file, parts = Arrays(path), []
+    for split, count in zip(("train", "test"), COUNTS, strict=True):
+        starts = torch.from_numpy(file[f"{split}_indptr"]).long()
+        indices, values = (torch.from_numpy(file[f"{split}_{kind}"]) for kind in ("indices", "data"))
+        rows = torch.zeros(len(starts) - 1, WORDS)
+        rows[torch.arange(len(rows)).repeat_interleave(starts.diff()), indices.long()] = values
+        chosen = _some(len(rows), count)
+        parts += [rows[chosen], torch.from_numpy(file[f"{split}_labels"]).long()[chosen]]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def _some(rows: int, count: int) -> Tensor:
+    return torch.randperm(rows, generator=Generator().manual_seed(0))[:count]
+
+
+def _table(name: str, split: int, root: str | None) -> Task:
+    fold = uci(name, root).fold(split)
+    x, y, test_x, test_y = (part.float() for part in (fold.X_train, fold.y_train, fold.X_test, fold.y_test))
+    whole = Task(x, y, x, y, test_x, test_y, (_noisy,), lambda: _network(x, 1), regression=True)
+    return _cut(x, y, split, whole)

@@ -1,0 +1,242 @@
+"""How a network is made: its library, its name there and its arguments, recorded so that it can be made again.
+
+    {"timm": "resnet18", "num_classes": 10}                      timm.create_model
+    {"torchvision": "vit_b_16", "num_classes": 10}               torchvision.models.get_model
+    {"transformers": "BertForSequenceClassification", "config": {…}}
+    {"peft": {"default": {…}}, "on": {"transformers": …}}        adapters on one of the above
+    {"byov": "convnet16", "classes": 10, "channels": 1}          byov.models.create
+
+A recipe may come from anybody. Nothing is imported but the libraries named here, and no weights are fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+Recipe = dict[str, Any]
+
+EXTRAS = {"transformers": "hf", "peft": "hf"}
+"""Which extra of ours installs a library."""
+FETCHES = ("pretrained", "checkpoint", "weights", "cache")
+"""How arguments begin that would read files or the network."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+"""Transformers' own; any other name would be fetched from the Hub, and run."""
+PRIVATE = (
+    "attn_implementation",
+    "auto_map",
+    "base_model_name_or_path",
+    "kernel_config",
+    "quantization_config",
+    "use_kernels",
+    "use_pretrained_backbone",
+)
+"""What a configuration may name that is fetched or imported; what begins with an underscore, too."""
+
+
+def build(recipe: Recipe) -> nn.Module:
+    """Make the network of a recipe, with random weights."""
+    library = library_of(recipe)
+    try:
+        import_module(library)
+    except ImportError as error:
+        how = f"pip install 'torch-byov[{EXTRAS[library]}]'" if library in EXTRAS else f"pip install {library}"
+        raise ValueError(f"The network is made by {library}, which is not installed: {how}, or give net=.") from error
+    try:
+        return BUILDERS[library](recipe)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(f"{library} does not make {name_of(recipe)!r} of this recipe: {reason}.") from error
+
+
+def library_of(recipe: Any) -> str:
+    """Return the library that a recipe names, or refuse what is no recipe."""
+    found = [library for library in BUILDERS if isinstance(recipe, dict) and library in recipe]
+    if len(found) != 1:
+        *others, last = map(repr, BUILDERS)
+        raise ValueError(
+            f"A recipe is a dictionary that names a network of one library, {', '.join(others)} or {last}, as in"
+            " {'timm': 'resnet18', 'num_classes': 10}."
+        )
+    if fetches := [key for key in recipe if str(key).startswith(FETCHES)]:
+        raise ValueError(f"A recipe fetches no weights, and cannot have {fetches[0]!r}: the folder has them all.")
+    return found[0]
+
+
+def name_of(recipe: Recipe) -> str:
+    """Return the network's name in its library."""
+    return name_of(recipe["on"]) if "on" in recipe else str(recipe[library_of(recipe)])
+
+
+def arguments(recipe: Recipe, library: str) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in recipe.items() if key != library}
+
+
+def _timm(recipe: Recipe) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name := recipe["timm"]):  # it would also take what lies on the Hub, or in a folder
+        raise ValueError("there is no such model")
+    return timm.create_model(name, pretrained=False, **arguments(recipe, "timm"))
+
+
+def _torchvision(recipe: Recipe) -> nn.Module:
+    from torchvision import models
+
+    return models.get_model(recipe["torchvision"], weights=None, **arguments(recipe, "torchvision"))
+
+
+def _byov(recipe: Recipe) -> nn.Module:
+    from byov.models.registry import create
+
+    return create(recipe["byov"], **arguments(recipe, "byov"))
+
+
+def _transformers(recipe: Recipe) -> nn.Module:
+    import transformers
+
+    cls = getattr(transformers, str(recipe["transformers"]), None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise ValueError("there is no such model")
+    config = transformers.AutoConfig.for_model(**_public(recipe["config"]))
+    attention = recipe.get("attention", "eager")
+    if attention not in ATTENTION:
+        raise ValueError(f"its attention is {', '.join(ATTENTION[:-1])} or {ATTENTION[-1]}, not {attention!r}")
+    return cls._from_config(config, attn_implementation=attention)
+
+
+def _peft(recipe: Recipe) -> nn.Module:
+    import peft
+
+    adapters = {}
+    for name, config in recipe["peft"].items():
+        kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
+        known = {key: value for key, value in _public(config).items() if key in kind.__dataclass_fields__}
+        # Their start is overwritten, and some look into the network's weights for it.
+        adapters[name] = kind(**known | ({"init_lora_weights": True} if "init_lora_weights" in known else {}))
+    (first, config), *others = adapters.items()
+    net: Any = peft.get_peft_model(build(recipe["on"]), config, first)
+    for name, config in others:
+        net.add_adapter(name, config)
+    return net
+
+
+BUILDERS: dict[str, Callable[[Recipe], nn.Module]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "peft": _peft,
+    "byov": _byov,
+}
+"""The libraries that make networks by name."""
+
+
+def _public(config: Any) -> Any:
+    """Leave out of a configuration, at every level, what is fetched or imported."""
+    if isinstance(config, list):
+        return [_public(item) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    return {k: _public(v) for k, v in config.items() if not str(k).startswith("_") and k not in PRIVATE}
+
+
+# What a network says of itself
+
+
+def find(net: nn.Module, shapes: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe that makes this network, whose state has these shapes; None where it cannot be known."""
+    return next((recipe for recipe in candidates(net) if makes(recipe, net, shapes)), None)
+
+
+def build_like(recipe: Recipe, net: nn.Module, shapes: Mapping[str, Any]) -> None:
+    """Refuse a recipe that does not make this network."""
+    build(recipe)  # says what is wrong with one that makes none
+    if not makes(recipe, net, shapes):
+        raise ValueError(f"The recipe makes another network than this {type(net).__name__}: give all its arguments.")
+
+
+def makes(recipe: Recipe, net: nn.Module, shapes: Mapping[str, Any]) -> bool:
+    """Tell if a recipe makes this network: the same modules with the same settings, and a state of these shapes."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no memory, and no random numbers
+            made = build(recipe)
+    except (ValueError, NotImplementedError):
+        return False
+    return {k: v.shape for k, v in made.state_dict().items()} == shapes and _modules(made) == _modules(net)
+
+
+def _modules(net: nn.Module) -> dict[str, Any]:
+    """Return each module's kind and its settings; those of Transformers' are in their configuration."""
+    return {
+        name: (
+            type(module),
+            {} if type(module).__module__.startswith(("transformers.", "peft.")) else _settings(module),
+        )
+        for name, module in net.named_modules(remove_duplicate=False)
+    }
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    plain = (bool, int, float, str)
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_") and key != "training" and all(isinstance(v, plain) for v in _items(value))
+    }
+
+
+def _items(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def candidates(net: nn.Module) -> Iterator[Recipe]:
+    """Yield recipes that may make the network, by what its library has left in it."""
+    module = type(net).__module__
+    if module.startswith("peft.") and hasattr(net, "peft_config"):
+        adapters = {name: plain(config.to_dict()) for name, config in net.peft_config.items()}  # type: ignore[operator,union-attr]
+        yield from ({"peft": adapters, "on": base} for base in candidates(net.get_base_model()))  # type: ignore[operator]
+    elif module.startswith("transformers.") and hasattr(net, "config"):
+        config: Any = net.config
+        attention = getattr(config, "_attn_implementation", None) or "eager"
+        yield {"transformers": type(net).__name__, "config": _public(plain(config.to_dict())), "attention": attention}
+    elif module.startswith("timm.") and hasattr(net, "pretrained_cfg"):
+        yield from _of_timm(net)
+    elif module.startswith("torchvision.models."):
+        yield from _of_torchvision(net)
+
+
+def plain(config: Any) -> Any:
+    """Return a library's configuration as JSON has it: sets become lists, enumerations their values."""
+    return json.loads(
+        json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else getattr(v, "value", str(v)))
+    )
+
+
+def _of_timm(net: Any) -> Iterator[Recipe]:
+    name = net.pretrained_cfg.get("architecture")
+    size = getattr(getattr(net, "patch_embed", None), "img_size", None)
+    drop = max((m.drop_prob for m in net.modules() if type(m).__name__ == "DropPath"), default=0.0)
+    stem = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), 3)
+    recipe: Recipe = {"timm": name, "num_classes": getattr(net, "num_classes", None)}
+    recipe |= {} if stem == 3 else {"in_chans": stem}
+    recipe |= {"drop_rate": net.drop_rate} if getattr(net, "drop_rate", 0.0) else {}
+    recipe |= {"drop_path_rate": drop} if drop else {}
+    yield recipe
+    if size:
+        yield recipe | {"img_size": list(size)}
+
+
+def _of_torchvision(net: Any) -> Iterator[Recipe]:
+    from torchvision import models
+
+    last = [m.out_features for m in net.modules() if isinstance(m, nn.Linear)]
+    given: Recipe = {"num_classes": last[-1]} if last else {}
+    given |= {"image_size": net.image_size} if isinstance(getattr(net, "image_size", None), int) else {}
+    for name in models.list_models(models):
+        if models.get_model_builder(name).__module__ == type(net).__module__:
+            yield {"torchvision": name, **given}

@@ -1,0 +1,187 @@
+"""byov.laplace against closed forms, and against the package laplace-torch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import byov
+from byov.posthoc.evidence import RANGE
+
+
+def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, outputs, bias=bias)).double()
+
+
+def data(outputs: int = 3, n: int = 50) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 4).double()
+    return x, (x @ torch.randn(4, outputs).double() + torch.randn(n, outputs)).argmax(1)
+
+
+def loader_of(x: Tensor, y: Tensor) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(x, y), batch_size=16)
+
+
+def covariance(model: byov.BayesianModule) -> Tensor:
+    """The covariance of the flat weights, by what each unit of noise draws."""
+    factor = model.factors[0]
+    units = torch.eye(factor.layout.numel).double()
+    spread = torch.stack([factor.flat_draw({"eps": unit}) - factor.flat_mean() for unit in units], 1).detach()
+    return spread @ spread.mT
+
+
+def close(a: Tensor, b: Tensor, relative: float = 1e-4) -> None:
+    assert (a - b).norm() <= relative * b.norm()
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@pytest.mark.parametrize(("task", "bias"), [("classification", True), ("classification", False), ("regression", True)])
+def test_it_is_what_laplace_torch_gives(structure: str, task: str, bias: bool) -> None:
+    """The covariance and the marginal likelihood, which is nowhere near higher than at our precision and noise."""
+    package = pytest.importorskip("laplace")
+    net, (x, y) = network(bias=bias), data()
+    y = y if task == "classification" else torch.randn(len(x), 3).double()
+    model = byov.laplace(net, loader_of(x, y), structure, task=task)
+    found = model.evidence
+    other = package.Laplace(net.eval(), task, subset_of_weights="last_layer", hessian_structure=structure)
+    other.fit(loader_of(x, y))
+
+    def theirs(precision: float, noise: float = 1.0) -> float:
+        """Their marginal likelihood at so many times our precision and noise."""
+        other.sigma_noise = noise * (found.noise or 1.0)
+        other.prior_precision = precision * found.prior_precision
+        return float(other.log_marginal_likelihood())
+
+    assert theirs(1.0) == pytest.approx(found.log_marginal_likelihood, rel=1e-4)
+    precision = other.posterior_precision
+    precision = precision.to_matrix() if structure == "kron" else precision
+    close(covariance(model), torch.linalg.inv(precision.diag() if precision.ndim == 1 else precision))
+    for away in ((1.1, 1.0), (0.9, 1.0), *([(1.0, 1.02), (1.0, 0.98)] if found.noise else [])):
+        assert theirs(*away) < found.log_marginal_likelihood
+
+
+def test_it_is_exact_for_a_linear_regression() -> None:
+    """At the ridge regression's solution: the posterior, and the evidence N(y; 0, σ² + X Xᵀ/δ)."""
+    x, noise, delta = torch.randn(30, 4).double(), 0.3, 2.0
+    y = x @ torch.randn(4, 1).double() + noise * torch.randn(30, 1)
+    precision = x.mT @ x / noise**2 + delta * torch.eye(4)
+    net = nn.Linear(4, 1, bias=False).double()
+    net.weight.data = torch.linalg.solve(precision, x.mT @ y / noise**2).mT
+    model = byov.laplace(
+        net, [(x[:20], y[:20]), (x[20:], y[20:])], task="regression", noise=noise, prior_precision=delta
+    )
+    close(covariance(model), torch.linalg.inv(precision), 1e-6)
+    evidence = MultivariateNormal(torch.zeros(30).double(), noise**2 * torch.eye(30) + x @ x.mT / delta)
+    assert model.evidence.log_marginal_likelihood == pytest.approx(float(evidence.log_prob(y[:, 0])), rel=1e-6)
+    predicted = byov.predict(model, x, 20_000, task="regression", precision=model.evidence.precision)
+    exact = ((x @ torch.linalg.inv(precision)) * x).sum(1) + noise**2
+    close(predicted.std[:, 0], exact.sqrt(), 0.02)  # its standard error is 0.5 %
+
+
+def test_it_answers_like_any_other_posterior() -> None:
+    net, (x, y) = network().train(), data()
+    before = copy.deepcopy(net.state_dict())
+    model = byov.laplace(net, loader_of(x, y))
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert model.covered() == ["3.weight", "3.bias"]
+    assert torch.equal(model.mean()["3.weight"], net[3].weight)
+    assert (model.snr()["3.weight"] > 0).all()
+    prior = byov.Normal(0.0, model.evidence.prior_precision**-0.5)
+    assert torch.equal(model.kl(), model.kl(prior))
+    generator = lambda: torch.Generator().manual_seed(1)  # noqa: E731
+    prediction = byov.predict(model, x, 50, generator=generator())
+    assert prediction.strategy == "head"
+    assert (prediction.mutual_information > 0).all()
+    assert (byov.prune(model, 0.5)[3].weight == 0).sum() == 8
+    other = byov.bayesianize(net, {byov.output_layer: byov.FullGaussian()}).double()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(byov.predict(other, x, 50, generator=generator()).mean, prediction.mean)
+
+
+def test_a_sigmoid_is_a_softmax_of_two() -> None:
+    """A logit z counts as (0, z): with the weights of two classes tied so, both have one curvature in z."""
+    x, y = torch.randn(40, 4).double(), torch.randint(2, (40,))
+    one = nn.Linear(4, 1).double()
+    model = byov.laplace(one, (x, y), task="classification", prior_precision=1.0)
+    features = torch.cat([x, torch.ones(40, 1)], 1)
+    p = one(x).sigmoid()
+    close(torch.linalg.inv(covariance(model)), features.mT @ (p * (1 - p) * features) + torch.eye(5), 1e-6)
+    loss = cross_entropy(torch.cat([torch.zeros(40, 1), one(x)], 1), y, reduction="sum")
+    assert model.evidence.log_likelihood == pytest.approx(-loss.item())
+
+
+def test_rows_without_a_label_and_mappings() -> None:
+    """Tokens (B, L, C) count one by one, those labelled −100 not at all."""
+    x, y = torch.randn(6, 7, 4).double(), torch.randint(3, (6, 7))
+    y[:, 5:] = -100
+    net = network()
+    tokens = byov.laplace(net, [{"input": x, "labels": y}], task="token")
+    rows = byov.laplace(net, (x[:, :5].flatten(0, 1), y[:, :5].flatten()))
+    assert tokens.evidence.examples == 30
+    close(covariance(tokens), covariance(rows), 1e-8)
+
+
+def test_many_weights_get_kronecker_factors_and_weights_of_zero_a_narrow_prior() -> None:
+    net, x = nn.Linear(50, 50), torch.randn(10, 50)
+    assert byov.laplace(net, (x, torch.arange(10))).evidence.structure == "kron"
+    nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+    assert byov.laplace(net, (x, torch.arange(10))).evidence.prior_precision == pytest.approx(RANGE[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_a_part_of_the_data_counts_for_the_whole(structure: str) -> None:
+    net, (x, y) = network(), data()
+    part = byov.laplace(net, (x, y), structure, examples=150)  # type: ignore[arg-type]
+    whole = byov.laplace(net, [(x, y)] * 3, structure)  # type: ignore[arg-type]
+    close(covariance(part), covariance(whole), 1e-8)
+    assert vars(part.evidence) == pytest.approx(vars(whole.evidence))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
+
+
+X, Y = torch.randn(8, 4), torch.randint(4, (8,))
+NET = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("net", "loader", "options", "words"),
+    [
+        (NET, [], {}, r"The loader is empty: there is nothing to fit on\."),
+        (NET, [X], {}, r"The labels are needed, too: give a loader of \(x, y\) pairs"),
+        (NET, (X, Y + 3), {}, r"The label \d is none of the network's 4 classes, 0 to 3\."),
+        (NET, (X, Y + 0.5), {}, r"The labels of a classification are the classes' numbers"),
+        (NET, (X, Y[:5]), {}, r"The labels have shape \(5,\) where the outputs have \(8,\)\."),
+        (NET, (X, Y * 0 - 100), {}, r"no label counts"),
+        (NET, (X, Y), {"structure": "half"}, r"A covariance is 'full', 'kron', 'diag' or 'auto', not 'half'\."),
+        (NET, (X, Y), {"prior_precision": -1.0}, r"A prior precision is above 0, not -1\.0\."),
+        (NET, (X, Y), {"examples": 7}, r"The loader gives 8 examples, and so there are not 7 in all\."),
+        (NET, (X, Y), {"noise": 1.0}, r"A noise belongs to task='regression', not to 'classification'\."),
+        (NET, (X, Y), {"task": "segmentation"}, r"segmentation"),
+        (NET, (X, Y), {"task": "classify"}, r"A task is 'classification'"),
+        (NET, (X, X.detach() @ NET.weight.mT.detach() + NET.bias.detach()), {"task": "regression"}, r"fits .* exactly"),
+        (nn.Sequential(NET, nn.Softmax(1)), (X, Y), {}, r"Sequential does not end in one nn\.Linear"),
+        (Tied(), (X, Y), {}, r"The weights of the last layer, last, are tied to others'"),
+        (byov.bayesianize(NET, byov.Gaussian()), (X, Y), {}, r"The network has a posterior already"),
+        (nn.Linear(4, 5000), (X, Y), {"structure": "full"}, r"A full covariance of 25,000 weights does not fit"),
+    ],
+)
+def test_bad_input_is_one_sentence(net: nn.Module, loader: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        byov.laplace(net, loader, **options)
+    assert not any(module._forward_hooks for module in net.modules())
