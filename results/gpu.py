@@ -1,4 +1,4 @@
-"""Runs of a plan, side by side on one GPU: pretrain, then read by the commands named. What is there is not made again.
+"""Runs of a plan, side by side on one GPU: trained, then read by the commands named. What is there is not made again.
 
 python results/gpu.py results/plans/settings.toml --root DATA --out OUT --minutes 9     call it again to resume
 
@@ -11,6 +11,7 @@ A plan names recipes, settings and commands:
     [read]
     probe = "probe {run} --split holdout --root {root} --out {out}.json"
 
+A run is of `byov pretrain`, or says `command = "train"`. [tables] are commands about all {runs}, once each is finished.
 OUT gets each run's log, its readings and nothing larger; runs lie in runs/PLAN. Training stops in time to read.
 """
 
@@ -52,7 +53,15 @@ def make(name: str, plan: dict, folder: Path, out: Path, root: str, deadline: fl
         settings = [*plan.get("set", []), *own.get("set", []), f"data.root={root}", f"train.minutes={left:.2f}"]
         words = [word for each in settings for word in ("--set", each)]
         recipe = f"recipes/{own['recipe']}.toml"
-        if not byov(out / f"{name}.txt", "pretrain", recipe, "--run", str(run), *["--resume"] * begun, *words):
+        if not byov(
+            out / f"{name}.txt",
+            own.get("command", "pretrain"),
+            recipe,
+            "--run",
+            str(run),
+            *["--resume"] * begun,
+            *words,
+        ):
             return f"{name}: training failed, see {name}.txt"
         shutil.copy(run / "log.jsonl", out / f"{name}.log.jsonl")
     if not read_header(run).finished:
@@ -68,6 +77,18 @@ def make(name: str, plan: dict, folder: Path, out: Path, root: str, deadline: fl
     return f"{name}: {', '.join(said) or 'finished'}"
 
 
+def tables(plan: dict, folder: Path, out: Path, root: str) -> list[str]:
+    """Make what is about all runs, if all are finished."""
+    runs = [folder / name for name in plan["runs"]]
+    if not all((run / "checkpoint.safetensors").exists() and read_header(run).finished for run in runs):
+        return [f"{name}: some runs are not finished" for name in plan.get("tables", {})]
+    said, given = [], " ".join(f"--run {shlex.quote(str(run))}" for run in runs)
+    for name, command in plan.get("tables", {}).items():
+        words = shlex.split(command.format(runs=given, root=shlex.quote(root), out=shlex.quote(str(out))))
+        said.append(f"{name}: {'made' if byov(out / f'{name}.txt', *words) else f'failed, see {name}.txt'}")
+    return said
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
@@ -75,14 +96,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder of logs and readings")
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="for every run, after the plan's"
+    )
+    parser.add_argument("--runs", type=Path, help="the folder of the runs; without it runs/PLAN")
     words = parser.parse_args()
     plan, deadline = tomllib.loads(words.plan.read_text()), monotonic() + 60 * words.minutes
+    for own in plan["runs"].values():
+        own["set"] = [*own.get("set", []), *words.set]
+    words.out = words.out.resolve()  # the commands run elsewhere
     words.out.mkdir(parents=True, exist_ok=True)
-    folder = ROOT / "runs" / words.plan.stem
+    folder = words.runs.resolve() if words.runs else ROOT / "runs" / words.plan.stem
     with ThreadPoolExecutor(words.jobs) as pool:
         done = [pool.submit(make, name, plan, folder, words.out, words.root, deadline) for name in plan["runs"]]
         for each in done:
             print(f"{monotonic() - deadline + 60 * words.minutes:5.0f} s  {each.result()}", flush=True)
+    for line in tables(plan, folder, words.out, words.root):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

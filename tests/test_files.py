@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from byov.files import check_out, replacing, write_json
+from byov.files import check_out, naming, read_json, replacing, write_json
 from byov.pruning import save_sparse
 from byov.report import page
 from byov.report.drawing import canvas, save
@@ -77,6 +79,21 @@ def test_a_file_comes_whole_into_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deep" / "file.json"
     write_json(path, {"σ": 1})
     assert json.loads(path.read_text(encoding="utf-8")) == {"σ": 1}
+
+
+def test_a_number_of_any_length_is_read(tmp_path: Path) -> None:
+    (tmp_path / "long.json").write_text(f'{{"seed": {2**63 - 1}, "long": -1{"0" * 5000}}}')
+    assert read_json(tmp_path / "long.json") == {"seed": 2**63 - 1, "long": -math.inf}
+
+
+def test_an_error_of_the_system_names_its_file() -> None:
+    for error, said in (
+        (OSError(errno.EIO, "Input/output error"), "[Errno 5] Input/output error: 'mine'"),
+        (OSError("No such device"), "mine: No such device."),
+        (OSError(errno.EIO, "Input/output error", "theirs"), "[Errno 5] Input/output error: 'theirs'"),
+    ):
+        with pytest.raises(OSError, match=re.escape(said)), naming(Path("mine")):
+            raise error
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no pipes in folders")

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "byov"
 FLOORS = [
     {"posterior", "metrics", "files", "device", "version"},
-    {"prediction", "pruning", "data"},
+    {"prediction", "pruning", "data", "hf", "lightning"},
     {"models", "posthoc"},
     {"train", "overhead"},
     {"ssl", "sharing"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -58,9 +59,15 @@ for verb in VERBS:  # whose modules are short: each imports what it works with w
 def main() -> None:
     """Run the command: what the user can mend ends in a sentence, what is our fault in a traceback."""
     try:
+        _check_words(sys.argv)
         app()
     except (ValueError, TypeError, OSError) as error:
         _tell(error)
+        sys.exit(2)
+    except ModuleNotFoundError as error:  # by those who install a part of what it depends on
+        if (error.name or "byov").startswith("byov"):
+            raise
+        _tell(ValueError(f"This needs {error.name}: pip install torch-byov installs all that the command needs."))
         sys.exit(2)
     except Diverged as error:
         _tell(error)
@@ -69,9 +76,28 @@ def main() -> None:
         if first_process():
             Console(stderr=True).print(str(stop), markup=False, highlight=False, soft_wrap=True)
         sys.exit(0)
+    except RuntimeError as error:  # torch's only word for it
+        if not _memory(error):
+            raise
+        _tell(error, "it did not fit into memory: take fewer at a time (--set train.batch=…, or --batch-size).")
+        sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuse an empty word: it is a variable that nobody has set, and would be taken for the current folder."""
+    for before, word in pairwise(words):
+        if not word.strip():
+            raise ValueError(
+                f"There is an empty argument after {before}: leave it out, or set the variable it is from."
+            )
+
+
+def _memory(error: RuntimeError) -> bool:
+    """Tell whether the memory of a device, or of the machine, was too small."""
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def one_line(text: str) -> str:
@@ -79,11 +105,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell(error: Exception) -> None:
+def _tell(error: Exception, instead: str | None = None) -> None:
     """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
     if not first_process():
         return
-    sentence = str(error).strip()
+    sentence = str(error).strip() if instead is None else instead
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."
     Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), one_line(sentence)), soft_wrap=True)

@@ -25,6 +25,19 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say which file the system could not read or write, where it does not: a full or broken disk has no name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        if error.errno is None:  # by a library of its own
+            raise OSError(f"{path}: {error}.") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give the path of a fresh file to write, which then replaces `path`; on an error `path` stays as it was.
 
@@ -54,6 +67,11 @@ def write_json(path: Path, content: Any) -> None:
         fresh.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
 
 
+def whole(text: str) -> int | float:
+    """Read a whole number of JSON; what has more digits than any of ours is a float, which may be infinite."""
+    return int(text) if len(text) <= 20 else float(text)
+
+
 LEVELS = 40
 """Of dicts and lists in each other: our files have fewer than ten."""
 
@@ -63,7 +81,8 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of results at {path}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with naming(path):
+            content = json.loads(path.read_text(encoding="utf-8"), parse_int=whole)
     except ValueError:
         raise ValueError(f"{path} is not a JSON file.") from None
     except RecursionError:

@@ -53,12 +53,14 @@ def overhead(net: nn.Module, k: int = 5, on: str | None = None) -> list[Row]:
     Args:
         net: any network; its tied parameters count once.
         k: the components of EMP, ECMP and the explicit ensemble.
-        on: where every family goes: "all" trainable parameters, "norm+output", "norm" or "output" layers. By default
-            each is where the paper has it: EMP and ECMP on norm+output (and, in rows of their own, on the norms alone),
-            the others on all.
+        on: where every family goes: "all" trainable parameters, "norm+output", "norm" or "output" layers, or what a
+            glob on the parameters' names matches, such as "*lora_*" for a PEFT network's adapters. By default each is
+            where the paper has it: EMP and ECMP on norm+output (and, in rows of their own, on the norms alone), the
+            others on all.
     """
-    if on is not None and on not in PLACES:
-        raise ValueError(f"A posterior goes on {', '.join(PLACES[:-1])} or {PLACES[-1]}, not {on!r}.")
+    if on is not None and on not in PLACES and "*" not in on:
+        named = f"{', '.join(PLACES[:-1])} or {PLACES[-1]}"
+        raise ValueError(f"A posterior goes on a glob such as '*lora_*', {named}, not {on!r}.")
     found = list(occurrences(net))
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p, _ in found):
         raise ValueError("The network has lazy parameters without a shape: call it once before counting.")
@@ -89,7 +91,7 @@ def _rules(net: nn.Module, family: Family, place: str) -> Rules:
         last = output_layer.bind(net)
         either: Callable[[str, nn.Module, Tensor], bool] = lambda n, m, p: norm_layers(n, m, p) or last(n, m, p)  # noqa: E731
         return {either: family}
-    return {norm_layers if place == "norm" else output_layer: family}
+    return {{"norm": norm_layers, "output": output_layer}.get(place, place): family}
 
 
 def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:

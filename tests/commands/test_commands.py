@@ -104,6 +104,8 @@ def test_words_that_no_verb_takes(call: Any, run: Path) -> None:
         (["probe", run, "--sample", 3], "No such option"),
         (["probe", run, "--samples", "three"], "--samples"),
         (["probe", run, "again"], "unexpected extra argument"),
+        (["predict", run, ""], f"There is an empty argument after {run}: leave it out"),
+        (["train", "--run", " "], "There is an empty argument after --run: leave it out"),
     ):
         status, out, err = call(*words)
         assert (status, out) == (2, "")

@@ -49,6 +49,19 @@ def test_all_targets() -> None:
         numbers().fold(3)
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1e-39, 1e39, 1e200, 1e306])
+def test_what_has_no_scale_in_float32_is_refused(unit: float) -> None:
+    """Its deviation would be 0 or infinite, and the column gone."""
+    X = torch.arange(1.0, 13.0, dtype=torch.float64).view(6, 2)
+    ends = Table("own", X * torch.tensor([1e-30, 1e30]), X[:, 0], random_splits(6)).fold()
+    torch.testing.assert_close(ends.X_train, Table("own", X, X[:, 0], random_splits(6)).fold().X_train)
+    X[:, 1] *= unit
+    with pytest.raises(ValueError, match=r"^own: X: column 1 holds nothing larger than .* choose another unit\.$"):
+        Table("own", X, X[:, 0], random_splits(6)).fold()
+    with pytest.raises(ValueError, match=r"^own: y: column 0 holds"):
+        Table("own", X[:, :1], X[:, 1], random_splits(6)).fold()
+
+
 def test_random_splits() -> None:
     splits = random_splits(50, 4, seed=1)
     for train, test in splits:
@@ -128,6 +141,8 @@ def test_gaps_in_arrays_are_counted_in_rows_from_one(tmp_path: Path) -> None:
         ("a,b\n1,2\n", 5, "none can be the target"),
         ("1\n2\n", 0, "none can be the target"),
         ("a,b\n", "a", "no rows"),
+        (",a,b\n0,1,2\n1,2,3\n", "b", r"t\.csv has a column without a name, number 0: leave an index out"),
+        ("0,1,2\n5,6,7\n8,9,1\n", 0, r"t\.csv has the columns' numbers in its first line"),
         ("", 0, "is empty"),
     ],
 )
@@ -216,7 +231,7 @@ def test_rows_to_predict_are_matched_by_name(tmp_path: Path) -> None:
         ("a,b,d\n1,2,3\n", r"it lacks 'c'; it also has 'd'\.$"),
         ("a,b,c,d,y\n1,2,3,4,9\n", "it also has 'd'"),
         ("a,b,b,c\n1,2,2,3\n", "it has twice 'b'"),
-        ("1,2\n", "1 features beside the target, not 3"),
+        ("1,2\n", "has rows of 2 numbers, where the model takes 3 features"),
     ):
         with pytest.raises(ValueError, match=sentence):
             rows(path, text)
@@ -229,7 +244,7 @@ def test_without_names_the_number_of_columns_has_to_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", X=np.ones((4, 3)))
     assert features(tmp_path / "t.npz", 3, -1, NAMES, "y").shape == (4, 3)
     for count in (2, 4):
-        with pytest.raises(ValueError, match=rf"has 3 features beside the target, not {count}"):
+        with pytest.raises(ValueError, match=rf"rows of 3 numbers, where the model takes {count} features"):
             features(tmp_path / "t.npz", count)
     np.savez(tmp_path / "t.npz", X=np.full((4, 3), np.nan))
     with pytest.raises(ValueError, match=r"t\.npz: X has missing"):

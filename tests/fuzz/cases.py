@@ -47,7 +47,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "--classes": ("0", "-1"),
     "--seed": ("x", "1e3", "99999999999999999999999"),
     "--out": (".", "taken/below.json", "x" * 300 + ".json", "/dev/null", "/dev/null/x.json"),
-    "--run": ("taken", "taken/below"),
+    "--run": ("taken", "taken/below", ""),
     "--set": ("train.epochs", "=1", "train.epoch=1", "train.lr=", "[[", "train=3", "train.lr=fast", ""),
     "--data": ("nothing", "folder:nowhere", "taken", "nowhere.npz", "python:os:getcwd"),
     "--sparsities": ("0,1", "nan", "x", "", "-1"),
@@ -87,7 +87,7 @@ OPTIONS = {
         "--device", "--samples", "--tolerance", "--strategy", "--fit-samples", "--out", "--batch-size", "--split",
         "--image-size", "--channels", "--seed",
     ),
-    "prune": ("--sparsity", "--by", "--scope", "--rounds", "--out", "--sparsities", "--twin"),
+    "prune": ("--sparsity", "--by", "--scope", "--rounds", "--out", "--sparsities", "--twin", "--device"),
     "explore": ("--what", "--bootstraps", "--samples", "--limit", "--train-limit", "--device", "--seed"),
     "overhead": ("--k", "--on", "--classes", "--nothing"),
     "reproduce": ("--scale", "--minutes", "--device", "--run", "--seed"),
@@ -292,6 +292,9 @@ TABLES = (
     '"a,b,y\n1,2,3\n',
     "a,b,y\n" + "1,2,3\n" * 2,
     "a\n1\n2\n",
+    ",a,b\n" + "0,1,2\n" * 20,
+    "a,b,y\n" + "1,2,3e300\n4,5,6\n" * 20,
+    "a,b,y\n" + "1,2,3e-300\n4,5,6e-300\n" * 20,
 )
 
 

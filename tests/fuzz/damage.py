@@ -10,8 +10,8 @@ from typing import Any
 
 DEEP = 100_000
 JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 10**30, 0.5, float("nan"), float("inf"), "", "x", "../..", "python:os:getcwd", [], [[]], {},
-    {"a": {"b": []}}, [None] * 3, "\ud800", {"$tensor": "nowhere"}, {"$dict": 3}, {"$tuple": None},
+    None, True, -1, 0, 10**30, 10**400, 0.5, float("nan"), float("inf"), "", "x", "../..", "python:os:getcwd", [], [[]],
+    {}, {"a": {"b": []}}, [None] * 3, "\ud800", {"$tensor": "nowhere"}, {"$dict": 3}, {"$tuple": None},
 )  # fmt: skip
 
 

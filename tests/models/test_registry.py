@@ -90,7 +90,7 @@ def test_our_names_come_first() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("cifar_resnet_18", {}, "nearest names are .*cifar_resnet18"),
+        ("cifar_resnet_18", {}, "no network called .* try .*cifar_resnet18"),
         ("vit_tiny_patch16_225", {}, "vit_tiny_patch16_224"),
         ("xyzzy:resnet18", {}, "prefix"),
         ("torchvision:convnext_atto", {}, "no network called"),
@@ -184,7 +184,7 @@ def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
     [
         ("missing", "has no 'missing'"),
         ("Inner.missing", r"has no 'Inner\.missing'"),
-        ("number", "is not a function that returns an encoder, but of type int"),
+        ("number", "is not a function that returns a network, but of type int"),
         ("nothing", r"gives NoneType, not a torch\.nn\.Module"),
         ("maps", r"gives features \(N, width\)"),
         ("Two", r"gives features \(N, width\)"),

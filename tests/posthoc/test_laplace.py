@@ -136,6 +136,15 @@ def test_many_weights_get_kronecker_factors_and_weights_of_zero_a_narrow_prior()
     assert byov.laplace(net, (x, torch.arange(10))).evidence.prior_precision == pytest.approx(RANGE[1], rel=1e-3)
 
 
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_a_part_of_the_data_counts_for_the_whole(structure: str) -> None:
+    net, (x, y) = network(), data()
+    part = byov.laplace(net, (x, y), structure, examples=150)  # type: ignore[arg-type]
+    whole = byov.laplace(net, [(x, y)] * 3, structure)  # type: ignore[arg-type]
+    close(covariance(part), covariance(whole), 1e-8)
+    assert vars(part.evidence) == pytest.approx(vars(whole.evidence))
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,6 +170,7 @@ NET = nn.Linear(4, 4)
         (NET, (X, Y * 0 - 100), {}, r"no label counts"),
         (NET, (X, Y), {"structure": "half"}, r"A covariance is 'full', 'kron', 'diag' or 'auto', not 'half'\."),
         (NET, (X, Y), {"prior_precision": -1.0}, r"A prior precision is above 0, not -1\.0\."),
+        (NET, (X, Y), {"examples": 7}, r"The loader gives 8 examples, and so there are not 7 in all\."),
         (NET, (X, Y), {"noise": 1.0}, r"A noise belongs to task='regression', not to 'classification'\."),
         (NET, (X, Y), {"task": "segmentation"}, r"segmentation"),
         (NET, (X, Y), {"task": "classify"}, r"A task is 'classification'"),

@@ -162,6 +162,19 @@ def test_arrays() -> None:
     assert words.mean.shape == (4, 3)
 
 
+def test_labels_that_a_network_has_no_argument_for_are_cut() -> None:
+    """As they stand in a loader's mappings; Hugging Face's networks take them."""
+    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
+    whole = byov.predict(model, x, 5, generator=seeded())
+    named = {"input": x, "labels": torch.arange(5)}
+    for given in (named, [named]):
+        same(byov.predict(model, given, 5, generator=seeded()), whole, 1e-6)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'extra'"):
+        byov.predict(model, {"input": x, "extra": x})
+    net, found = bert(num_labels=3), {**TEXT, "labels": torch.zeros(4, dtype=torch.long)}
+    same(byov.predict(net, found), byov.predict(net, TEXT))
+
+
 class Examples(Dataset[Any]):
     def __init__(self, x: Tensor) -> None:
         self.x = x

@@ -38,7 +38,8 @@ def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: 
     content = json.loads(results.read_text())
     content["protocol"]["model"]["name"] = str(runs["byov"])
     (tmp_path / "mine.json").write_text(json.dumps(content))
-    probe = {"scores": {"linear/ece": 0.25, "linear_draws/ece": 0.125}, "protocol": {"run": str(runs["byov"])}}
+    scores = {"linear/ece": 0.25, "linear_draws/ece": 0.125, "linear/nll": float("inf")}
+    probe = {"scores": scores, "protocol": {"run": str(runs["byov"])}}
     (tmp_path / "probe.json").write_text(json.dumps(probe))
     outcome = {
         "kind": "byov reproduce",
@@ -106,8 +107,10 @@ def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Pat
 
 
 def test_small_things(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b'{"a": 1}\n3\n{"a": 1e400, "b": NaN}\n\xff\n' + b"[" * 100_000 + b'\n{"a": ')
-    assert read_lines(tmp_path / "log") == [{"a": 1}, {"a": None, "b": None}]
+    (tmp_path / "log").write_bytes(
+        b'{"a": 1}\n3\n{"a": 1e400, "b": NaN, "c": -1' + b"0" * 400 + b"}\n\xff\n" + b"[" * 100_000 + b'\n{"a": '
+    )
+    assert read_lines(tmp_path / "log") == [{"a": 1}, {"a": None, "b": None, "c": None}]
     assert read_lines(tmp_path / "none") == []
     assert thinned(list(range(10)), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]

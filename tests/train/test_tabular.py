@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +76,28 @@ def test_the_loss_is_the_gaussian_density_and_the_kl_by_hand(wells: Path) -> Non
     torch.testing.assert_close(out.nll, -density.detach())
     torch.testing.assert_close(out.loss, -density + 0.3 * net.kl() / len(data))
     assert module.kl_scale == len(data) == 540
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(1.7e9, 1.0), (0.0, 1e-28), (0.0, 1e28)])
+def test_targets_of_any_offset_and_unit_are_predicted_as_those_near_one(
+    offset: float, unit: float, tmp_path: Path
+) -> None:
+    """Seconds since 1970 are 128 apart in float32, and the square of 1e-28 is 0; else it is the same run.
+
+    Rounding differs in the last bit of the targets, which a few steps of Adam make 3e-3 of; the targets' std is 10.
+    """
+    x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows, found = x[:20], []
+    for name, y in (("plain", 10 * x[:, 0]), ("odd", offset + unit * 10 * x[:, 0])):
+        np.savez(tmp_path / f"{name}.npz", X=x, y=y)
+        start(recipe(tmp_path / f"{name}.npz", "train.epochs=8", "train.batch=40"), tmp_path / name)
+        module, _, like = restore(tmp_path / name)
+        found.append(predicted(module, like, rows, 20))
+    plain, odd = found
+    close = {"rtol": 0.0, "atol": 0.05}
+    torch.testing.assert_close((odd.mean - offset) / unit, plain.mean, **close)
+    torch.testing.assert_close(odd.std / unit, plain.std, **close)
+    torch.testing.assert_close(odd.spread / unit, plain.spread, **close)
 
 
 def test_a_precision_that_is_given_stays_and_is_at_the_targets_scale(wells: Path, tmp_path: Path) -> None:
@@ -240,7 +263,7 @@ def test_words_and_gaps_are_refused(call: Any, tmp_path: Path, cells: str, sente
 def test_readings_that_a_table_does_not_have_are_refused(call: Any, wells: Path, fitted: Path, tmp_path: Path) -> None:
     assert "without shifts" in call("evaluate", fitted, "--shift", "corruptions")[2]
     assert "without shifts" in call("evaluate", fitted, "--limit", 5)[2]
-    assert "all rows of a file" in call("predict", fitted, wells, "--tolerance", 0.1)[2]
+    assert "all rows of one file" in call("predict", fitted, wells, "--tolerance", 0.1)[2]
     assert "written as .csv" in call("predict", fitted, wells, "--out", tmp_path / "p.npz")[2]
 
 

@@ -20,7 +20,7 @@ def command(
     on: Annotated[
         str | None,
         typer.Option(
-            help="Put every family on all, norm+output, norm or output"
+            help="Put every family on all, norm+output, norm or output, or on what a glob matches, as '*attn*'"
             " (without it: EMP and ECMP on norm+output and on norm, the others on all).",
             show_default=False,
         ),

@@ -11,7 +11,7 @@ import typer
 def command(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="Follow this TOML recipe, such as those in recipes/; without one it is BYOV on digits."),
+        typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is BYOV on digits."),
     ] = None,
     run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard in this folder.")] = Path(
         "runs/pretrain"

@@ -76,7 +76,8 @@ def command(
     from byov.runs import Reading, open_run
 
     check_file(out, run, force)
-    place = choose_device(device) if sweep or rounds else "cpu"
+    named = choose_device(device)
+    place = named if sweep or rounds else "cpu"
     reading = Reading(seed=seed, split=split, root=root, device=place, trust=trust)
     if sweep:
         if groups or rounds:

@@ -9,7 +9,9 @@ import typer
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="Follow this TOML recipe; without one it is digits.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is digits.")
+    ] = None,
     run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard here.")] = Path("runs/train"),
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change the recipe, as in posterior.family=emp.")

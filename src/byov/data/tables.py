@@ -17,6 +17,7 @@ from byov.data.arrays import Arrays
 from byov.data.sources import data_root
 
 COMMAS = " Commas separate the columns, so the decimal sign has to be a point."
+LARGEST = 1e37
 YEAR_TRAIN = 463_715  # the authors' split of YearPredictionMSD: the songs after these are by other artists
 
 
@@ -27,10 +28,17 @@ class Scale(NamedTuple):
     std: Tensor
 
     @classmethod
-    def of(cls, columns: Tensor) -> "Scale":
+    def of(cls, columns: Tensor, name: str = "The table") -> "Scale":
+        """Return the scale of every column; refuse columns that are too large, or too small, for one in float32."""
+        largest = columns.abs().amax(0)
+        odd = ((largest > LARGEST) | ((largest > 0) & (largest < 1 / LARGEST))).nonzero()
+        if len(odd):
+            at = int(odd[0])
+            size = f"column {at} holds nothing larger than {float(largest[at]):.3g}"
+            raise ValueError(f"{name}: {size}, which is out of the range of float32: choose another unit.")
         mean, std = columns.mean(0), columns.std(0, correction=0)
         # Rounding can leave a constant column a std of about 1e-16 of its size instead of 0.
-        constant = std <= 1e-12 * columns.abs().amax(0)
+        constant = std <= 1e-12 * largest
         return cls(mean, torch.where(constant, torch.ones_like(std), std))
 
     def standardise(self, columns: Tensor) -> Tensor:
@@ -98,7 +106,7 @@ class Table:
         """Return split `index`, standardised; y is (n, 1), or (n, 1 + k) with every target."""
         train, test = self.split(index)
         y = self.all_targets if targets == "all" else self.y[:, None]
-        x_scale, y_scale = Scale.of(self.X[train]), Scale.of(y[train])
+        x_scale, y_scale = Scale.of(self.X[train], f"{self.name}: X"), Scale.of(y[train], f"{self.name}: y")
         X, y = x_scale.standardise(self.X), y_scale.standardise(y)
         parts = (X[train], y[train], X[test], y[test], *y_scale)
         return Fold(*(part.to(dtype) for part in parts))
@@ -149,11 +157,11 @@ class Rows:
 
 def training_rows(data: Table, split: int = 0) -> Rows:
     """Return the training part of a split, standardised by its own moments."""
-    fold = data.fold(split)
+    fold = data.fold(split, dtype=torch.float64)
     moments = (*Scale.of(data.X[data.splits[split][0]]), fold.y_mean, fold.y_std)
     mean, std, y_mean, y_std = (tuple(part.tolist()) for part in moments)
     names = (data.columns, data.target)
-    return Rows(data.name, fold.X_train, fold.y_train, mean, std, y_mean, y_std, data.digest, *names)
+    return Rows(data.name, fold.X_train.float(), fold.y_train.float(), mean, std, y_mean, y_std, data.digest, *names)
 
 
 def as_numbers(values: Any, name: str) -> Tensor:
@@ -266,11 +274,11 @@ def features(
         names, rows = _csv(path)
         if names and columns:
             return torch.from_numpy(rows.take(matched(names, columns, name, path), axis=1))
-        if rows.shape[1] != count:
-            rows = np.delete(rows, _place(path, names, rows.shape[1], target), axis=1)
+        if rows.shape[1] == count + 1:
+            rows = np.delete(rows, _place(path, names, count + 1, target), axis=1)
         X = torch.from_numpy(rows)
     if X.ndim != 2 or X.shape[1] != count:
-        raise ValueError(f"{path} has {X.shape[-1]} features beside the target, not {count}.")
+        raise ValueError(f"{path} has rows of {X.shape[-1]} numbers, where the model takes {count} features.")
     return X
 
 
@@ -319,6 +327,11 @@ def _csv(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
     first = [cell.strip() for cell in lines[0][1]]
     names = tuple(first) if all(_number(cell) is None for cell in first) else ()
     width = len(first)
+    if "" in names or (width > 2 and first == [str(i) for i in range(width)]):  # as pandas writes them
+        what = (
+            f"a column without a name, number {names.index('')}" if names else "the columns' numbers in its first line"
+        )
+        raise ValueError(f"{path} has {what}: leave an index out, name every column, or leave out that line.")
     rows = []
     for number, line in lines[1:] if names else lines:
         if len(line) != width:

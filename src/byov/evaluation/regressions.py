@@ -73,8 +73,7 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     else:
         generator = Generator(x.device).manual_seed(seed)
         draws = predict(net, x, samples, generator=generator, task="regression", keep=True, progress=False).draws
-    own = Scale(module.y_mean, module.y_std).restore(draws)
-    return Predicted(own.double().cpu(), module.precision.double().cpu())
+    return Predicted(module.target_scale.restore(draws.double().cpu()), module.precision)
 
 
 def evaluate_run(

@@ -14,6 +14,7 @@ import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from byov.data.printable import reason
 from byov.models.convnet import DEPTHS, convnet, resnet
 from byov.models.pyramidnet import pyramidnet
 from byov.models.vit import SIZES, start_as_byov, vit
@@ -77,8 +78,8 @@ def create(
         return _torchvision(bare, classes, channels, image_size, pretrained)
     if bare.startswith("pyramidnet"):
         raise ValueError(f"A PyramidNet's name is pyramidnetDEPTH_aALPHA, such as pyramidnet110_a270, not {name!r}.")
-    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4)
-    raise ValueError(f"There is no network called {name!r}; the nearest names are {', '.join(close) or 'none'}.")
+    close = difflib.get_close_matches(bare, names(), n=5, cutoff=0.4) or ["convnet32", "resnet18", "vit-nano/4"]
+    raise ValueError(f"There is no network called {name!r}; try {', '.join(close)}.")
 
 
 LARGEST = 224
@@ -145,8 +146,8 @@ def try_image(net: nn.Module, name: str, channels: int, image_size: int) -> Tens
         with torch.no_grad():
             return net(torch.zeros(1, channels, image_size, image_size))
     except (RuntimeError, AssertionError, IndexError) as error:
-        shape, reason = f"{channels}×{image_size}×{image_size}", (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{name} does not take images of {shape}: {reason.rstrip('.')}.") from error
+        shape = f"{channels}×{image_size}×{image_size}"
+        raise ValueError(f"{name} does not take images of {shape}: {reason(error).rstrip('.')}.") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -170,14 +171,20 @@ def resolve(name: str) -> Any:
     return found
 
 
-def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+def call_entry(name: str, *arguments: int) -> nn.Module:
+    """Call a user's `python:module:function` with these arguments; refuse what gives no network."""
     make = resolve(name.removeprefix("python:"))
     if not callable(make):
-        raise ValueError(f"{name} is not a function that returns an encoder, but of type {type(make).__name__}.")
-    net = make()
+        raise ValueError(f"{name} is not a function that returns a network, but of type {type(make).__name__}.")
+    net = make(*arguments)
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+    return net
+
+
+def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+    net = call_entry(name)
     out = try_image(net, name, channels, image_size)
     if not isinstance(out, Tensor) or out.ndim != 2:
         raise ValueError(f"An encoder gives features (N, width); {name} does not.")

@@ -22,6 +22,7 @@ from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
 from byov.posterior.prior import Prior
 from byov.posterior.random import stream
+from byov.posterior.transparent import Method, Transparent
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
@@ -35,11 +36,12 @@ def several_processes() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-class BayesianModule(nn.Module):
+class BayesianModule(Transparent):
     """A network with q(θ) in place of some or all of its parameters; made by `bayesianize`.
 
     In train mode each call uses one draw for the whole call; in eval mode the posterior mean. `net` is the network
-    itself, with nothing where covered parameters were: they are handed to it for the length of a call.
+    itself, with nothing where covered parameters were: they are handed to it for the length of a call. What the module
+    does not know by name it asks the network, whose methods run under the draw or the mean as a call does.
     """
 
     q: nn.ModuleList
@@ -64,6 +66,7 @@ class BayesianModule(nn.Module):
             prior.to(self._device())
         prior.attach(self)
         self.prior = prior
+        self.take_signature()
 
     # What is random
 
@@ -123,13 +126,22 @@ class BayesianModule(nn.Module):
     # Calling the network
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handed("", args, kwargs)
+
+    def handed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the network, or its method of this name, with a draw or the mean in place."""
         noise = self._held
         if noise is None and self.training and not self._at_mean:
             noise = self.noise()
         tensors = self.tensors(noise)
         # Two threads in one network would meet each other's draws, and leave them behind.
         with nullcontext() if torch.compiler.is_compiling() else lock_of(self):
-            out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # tied ones are handed twice
+            if name:
+                named = {f"net.{key}": tensor for key, tensor in tensors.items()}
+                out = functional_call(Method(self.net, name), named, args, kwargs, tie_weights=False)
+                tensors = {key: named[f"net.{key}"] for key in tensors}
+            else:
+                out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # tied ones are handed twice
         if self.training and noise is not None:
             for factor, part in zip(self.factors, noise, strict=True):
                 factor.keep_buffers(part, tensors)

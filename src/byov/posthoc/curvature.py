@@ -99,6 +99,11 @@ class Curvature:
             self._sums[0] += own.mT @ a.square()
             self._sums[1] += own.sum(0)
 
+    def scale(self, by: float) -> None:
+        """Count every example so many times."""
+        self.count = round(by * self.count)
+        self._sums = [by * each for each in self._sums]
+
     def spectrum(self) -> Spectrum:
         """Decompose the sum."""
         if self.structure == "diag":

@@ -9,31 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from byov.prediction.inputs import Takes, batches_of, first_of
-
-LABELS = ("labels", "label")
-"""What they are called in a mapping, as Hugging Face's are."""
+from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
 
 
 def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and labels: of a loader or data set of (x, y), of mappings with "labels", or of one pair (x, y)."""
-    if isinstance(loader, tuple) and len(loader) == 2:
+    if isinstance(loader, Tensor | Mapping | np.ndarray) or (isinstance(loader, tuple) and len(loader) == 2):
         loader = [loader]
-    one, batches = batches_of(loader, net)
+    _, batches = batches_of(loader, net)
     takes, found = Takes.of(net), False
-    for batch in batches if one is None else [one]:
+    for batch in batches:
         found = True
-        yield first_of(_without_labels(batch), takes), _labels_of(batch)
+        x = first_of(_without_labels(batch), takes)
+        yield x, _labels_of(batch, len(x) if isinstance(x, tuple) and isinstance(batch[0], Tensor) else 1)
     if not found:
         raise ValueError("The loader is empty: there is nothing to fit on.")
 
 
-def _labels_of(batch: Any) -> Tensor:
+def _labels_of(batch: Any, after: int) -> Tensor:
+    """Return the labels, in a tuple what comes after the inputs."""
     y = None
     if isinstance(batch, Mapping):
         y = next((batch[name] for name in LABELS if name in batch), None)
-    elif isinstance(batch, tuple | list) and len(batch) > 1:
-        y = batch[-1]
+    elif isinstance(batch, tuple | list) and len(batch) > after:
+        y = batch[after]
     if not isinstance(y, Tensor | np.ndarray | list):
         raise ValueError("The labels are needed, too: give a loader of (x, y) pairs, or of mappings with 'labels'.")
     return torch.as_tensor(y)

@@ -42,6 +42,7 @@ def laplace(
     output: Output | None = None,
     prior_precision: float | None = None,
     noise: float | None = None,
+    examples: int | None = None,
 ) -> BayesianModule:
     """Fit a Laplace approximation of the last layer, in one pass and without training: the weights become the means.
 
@@ -59,6 +60,8 @@ def laplace(
         output: which of several outputs, as for `byov.predict`.
         prior_precision: δ; by default the one under which the data are most likely.
         noise: of a regression the standard deviation of its noise; by default the most likely one, together with δ.
+        examples: how many labels the training data have, where the loader gives a random part of them only: the
+            curvature of a few thousand tells that of a million, in less time.
 
     Example:
         >>> model = byov.laplace(net, train_loader)
@@ -84,8 +87,12 @@ def laplace(
     assert curvature is not None
     if not curvature.count or not bool(torch.isfinite(loss)):
         raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+    share = 1.0 if examples is None else examples / curvature.count
+    if share < 1:
+        raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
+    curvature.scale(share)
     given = prior_precision, noise
-    return _fitted(net, last, curvature, float(loss), numbers, given, likelihood == "gaussian")
+    return _fitted(net, last, curvature, share * float(loss), round(share * numbers), given, likelihood == "gaussian")
 
 
 def _check(structure: str, prior_precision: float | None, noise: float | None) -> None:

@@ -21,28 +21,38 @@ Batch = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...] | list[Tensor]
 NO_FORWARD = ("torch.nn.modules.module", "lightning.", "pytorch_lightning.")
 """Where a class has its `forward` from, if it has none of its own."""
 
+LABELS = ("labels", "label", "targets", "target")
+"""What labels are called in a batch that is a mapping."""
+
 ROWS = 64
 """How many of a data set's examples are predicted at once. For another number, or workers, give a DataLoader."""
 
 
 class Takes(NamedTuple):
-    """How many positional inputs a network needs, how many it takes at most, and whether its first one is a list."""
+    """How many positional inputs a network needs, how many it takes at most, and whether its first one is a list.
+
+    `names` are those of all its arguments; None where it takes any.
+    """
 
     needed: int
     most: float
     listed: bool
+    names: frozenset[str] | None = None
 
     @classmethod
     def of(cls, net: nn.Module) -> Takes:
         """Read it from the signature of `forward`."""
+        whole: Any = getattr(net, "get_base_model", None)  # PEFT's own forward takes (*args, **kwargs)
         try:
-            parameters = list(inspect.signature(net.forward).parameters.values())
+            parameters = list(inspect.signature((whole() if whole else net).forward).parameters.values())
         except (TypeError, ValueError):  # of compiled code
             return cls(1, 1, False)
         own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         most = inf if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(own)
         first = str(own[0].annotation).lower().removeprefix("typing.") if own else ""
-        return cls(sum(p.default is p.empty for p in own), most, first.startswith("list["))
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = None if anything else frozenset(p.name for p in parameters)
+        return cls(sum(p.default is p.empty for p in own), most, first.startswith("list["), names)
 
 
 def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
@@ -77,8 +87,8 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
 def first_of(batch: Any, takes: Takes) -> Any:
     """Return the network's inputs in what a loader gives: the batch itself, or the x of (x, y).
 
-    x may be several tensors itself, ((a, b), y): inputs, or one list where the network takes but one. Of (a, b, y) a
-    network that needs two inputs is given two.
+    Of a mapping, labels go that the network has no argument for. x may be several tensors itself, ((a, b), y): inputs,
+    or one list where the network takes but one. Of (a, b, y) a network that needs two inputs is given two.
     """
     if isinstance(batch, tuple | list) and batch:
         first = batch[0]
@@ -92,7 +102,14 @@ def first_of(batch: Any, takes: Takes) -> Any:
             batch = first
     if not isinstance(batch, Tensor | Mapping | np.ndarray | tuple | list):
         raise TypeError(f"A loader gives tensors, (x, y) pairs or mappings, not {type(batch).__name__}.")
-    return batch
+    return without_labels(batch, takes)
+
+
+def without_labels(batch: Any, takes: Takes) -> Any:
+    """Return a mapping without the labels that the network has no argument for; another batch as it is."""
+    if not isinstance(batch, Mapping) or takes.names is None or not any(name in batch for name in LABELS):
+        return batch
+    return {name: value for name, value in batch.items() if name in takes.names or name not in LABELS}
 
 
 def unwrap(model: nn.Module) -> nn.Module:

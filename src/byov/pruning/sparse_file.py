@@ -100,7 +100,7 @@ def _read(path: str | os.PathLike[str]) -> Any:
             if not isinstance(tree, dict) or tree.get("kind") != _KIND:
                 raise ValueError(f"{path} is a safetensors file, but not one of sparse weights.")
             return _in_place(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or no safetensors file: {error}.") from None
 
 

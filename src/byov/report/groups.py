@@ -12,12 +12,15 @@ from typing import Any
 from byov.evaluation.rows import CLEAN, Row
 from byov.evaluation.summary import summarise
 from byov.report.sources import ReportedRun
+from byov.ssl.registry import OBJECTIVES
 from byov.train.config import flatten
 from byov.train.run import FREE
 
 METHODS = {
     ("pretrain", "none"): "BYOL",
     ("pretrain", "gaussian"): "BYOV",
+    ("pretrain", "emp"): "BYOL, EMP",
+    ("pretrain", "ecmp"): "BYOL, ECMP",
     ("train", "none"): "Point network",
     ("train", "gaussian"): "Gaussian",
     ("train", "dropout"): "Dropout",
@@ -117,10 +120,19 @@ def _key(run: ReportedRun) -> str:
 def method(run: ReportedRun) -> str:
     """Return what a reader calls it."""
     if run.config:
-        return METHODS.get((run.kind or "", run.config["posterior"]["family"]), run.name)
+        kind, family = run.kind or "", run.config["posterior"]["family"]
+        asked = run.config.get("ssl", {}).get("objective", "byol") if kind == "pretrain" else ""
+        return METHODS.get((kind, family), run.name) if asked in ("", "byol") else _learned_by(asked, family)
     if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
         return "BYOV" if run.posterior else "BYOL"
     return run.name
+
+
+def _learned_by(objective: str, family: str) -> str:
+    """Return what a run without labels is called, BYOL's apart."""
+    kind = OBJECTIVES.get(objective)
+    title = objective.rpartition(":")[2] if kind is None else kind.title
+    return title if family == "none" else f"{title}, {METHODS['train', family]}"
 
 
 def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:

@@ -150,8 +150,8 @@ class Read:
         held = self.parts["held"][0].mean(0)
         if task.regression:
             return replace(self, precision=1.0 / max((held - task.held_y).square().mean().item(), 1e-6))
-        at = Temperature(fit_temperature(held, task.held_y)).probabilities
-        parts = {name: [at(draws) for draws in each] for name, each in self.parts.items()}
+        warm = Temperature(fit_temperature(held, task.held_y))
+        parts = {name: [warm.probabilities(draws) for draws in each] for name, each in self.parts.items()}
         return replace(self, parts=parts)
 
     def scores(self, task: Task) -> dict[str, float]:

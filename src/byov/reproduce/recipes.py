@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import byov
 from byov.device import choose_device
 from byov.reproduce.experiment import Context, OutOfTime
 from byov.runs import CHECKPOINT, read_header
@@ -27,18 +26,9 @@ PLACE = {"train.accelerator", "train.devices", *FREE}
 """Settings that say where a run was trained: they do not make it another one."""
 
 
-def find(name: str) -> Path:
-    """Return the file of a recipe: in the package, where it was installed from a wheel, or in the repository."""
-    package = Path(byov.__file__).parent
-    for folder in (package / "recipes", package.parents[1] / "recipes"):
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    raise FileNotFoundError(f"There is no recipes/{name}.toml: install byov from its wheel, or run it from a clone.")
-
-
 def load(kind: type[T], name: str, *changes: str) -> T:
     """Load a recipe of the repository with changes such as "train.epochs=5" on top."""
-    return load_config(kind, find(name), changes)
+    return load_config(kind, name, changes)
 
 
 def load_here(context: Context, kind: type[T], name: str, *changes: str) -> T:

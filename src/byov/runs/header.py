@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from byov.files import REAL, misfit
+from byov.files import REAL, misfit, whole
 from byov.train import checkpoint
 from byov.train.config import flatten
 
@@ -86,7 +86,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            item = json.loads(line, parse_float=_finite, parse_constant=_finite)
+            item = json.loads(line, parse_int=_finite, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError):
             continue
         if isinstance(item, dict):
@@ -95,7 +95,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _finite(text: str) -> float | None:
-    value = float(text)
+    value = whole(text) if text.lstrip("-").isdecimal() else float(text)
     return value if math.isfinite(value) else None
 
 

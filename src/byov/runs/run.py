@@ -94,7 +94,9 @@ class Run:
     def load_own(self, split: str) -> ImageSet:
         """Load a split of the data it was trained on, without what its recipe holds out, on the reading's device."""
         config, root = self.recipe.data, self.reading.root
-        data = replace(config, root=config.root if root is None else str(root)).load(split)
+        data, size = replace(config, root=config.root if root is None else str(root)).load(split), self.shape[1]
+        if size not in (None, data.image_size):  # it was trained on crops of another size
+            data = data.resized(size)
         return in_memory(data, split).to(self.reading.device)
 
     @cached_property

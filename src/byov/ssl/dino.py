@@ -81,8 +81,8 @@ class DINO(Objective):
         t1, t2 = teacher(first, second)
         loss = cross_view_entropy(s1, s2, t1, t2, self.centre, self.sharp, self.temperature)
         if self.training:
-            self.said += (t1 + t2).float().mean(0) / 2
-            self.parts += 1
+            self.said.add_((t1 + t2).float().mean(0) / 2)
+            self.parts.add_(1)
         return loss, t1 - self.centre
 
     @torch.no_grad()
@@ -91,7 +91,8 @@ class DINO(Objective):
         if several_processes():
             dist.all_reduce(self.said)
             self.said /= dist.get_world_size()
-        self.centre.lerp_(self.said / self.parts, 1 - KEPT)
+        batch = torch.where(self.parts > 0, self.said / self.parts, self.centre)
+        self.centre.lerp_(batch, 1 - KEPT)
         self.said.zero_()
         self.parts.zero_()
         self.sharp.fill_(START + (END - START) * min(1.0, step / (WARMUP * total)))

@@ -14,7 +14,6 @@ Images of at most 32 pixels are not blurred (solo-learn, lightly). On larger one
 at 224 pixels.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -22,9 +21,9 @@ import torch
 from torch import Tensor
 
 from byov.data import transforms
+from byov.data.crops import TRIES, place_crops
 from byov.train.config import Fraction, Positive, Range, check
 
-TRIES = 10  # crops proposed before the whole image is taken, as in torchvision and TensorFlow
 OPERATIONS = 4  # brightness, contrast, saturation, hue
 UNIFORMS = 2 * TRIES + 2 + 1 + 1 + 2 * OPERATIONS + 1 + 2 + 1
 _Side = Annotated[float, Range(0, 1000, above=True)]
@@ -80,7 +79,7 @@ def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Paramet
     tries, where, flip, jitter, strength, keys, grayscale, blur, solarize = uniforms.split(
         (2 * TRIES, 2, 1, 1, OPERATIONS, OPERATIONS, 1, 2, 1), dim=1
     )
-    top, left, h, w = _crop(view, tries, where, height, width)
+    top, left, h, w = place_crops(view.area, view.aspect, tries, where, height, width)
     jittered = jitter[:, 0] < view.jitter
     one, zero = torch.ones_like(jitter[:, 0]), torch.zeros_like(jitter[:, 0])
 
@@ -102,29 +101,6 @@ def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Paramet
         sigma=torch.where(blur[:, 0] < view.blur, view.sigma[0] + blur[:, 1] * (view.sigma[1] - view.sigma[0]), zero),
         threshold=torch.where(solarize[:, 0] < view.solarize, view.threshold * one, NEVER * one),
     )
-
-
-def _crop(view: View, tries: Tensor, where: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take the first of ten proposals that fits, else the largest central crop of an allowed aspect.
-
-    As torchvision's RandomResizedCrop; returns top, left, height and width.
-    """
-    low, high = (math.log(bound) for bound in view.aspect)
-    area = height * width * (view.area[0] + tries[:, :TRIES] * (view.area[1] - view.area[0]))
-    aspect = torch.exp(low + tries[:, TRIES:] * (high - low))
-    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
-    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    # a proposal is taken if it fits and none before it did
-    taken = (fits & (fits.cumsum(1) == 1)).to(w.dtype)
-    found = fits.any(1)
-    ratio = min(max(width / height, view.aspect[0]), view.aspect[1])
-    whole_w, whole_h = min(width, round(height * ratio)), min(height, round(width / ratio))
-    w = torch.where(found, (w * taken).sum(1), torch.full_like(w[:, 0], whole_w))
-    h = torch.where(found, (h * taken).sum(1), torch.full_like(h[:, 0], whole_h))
-    top, left = (where[:, 0] * (height - h + 1)).floor(), (where[:, 1] * (width - w + 1)).floor()
-    top = torch.where(found, top, torch.full_like(top, (height - whole_h) // 2))
-    left = torch.where(found, left, torch.full_like(left, (width - whole_w) // 2))
-    return top, left, h, w
 
 
 def kernel_size(size: int) -> int:

@@ -30,6 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from byov.files import naming, whole
+
 _KEY, _SUMS = "byov", "crc32"
 _HEADER_LIMIT = 99_000_000  # safetensors' own is 100 MB, with the tensors' names
 
@@ -114,7 +116,7 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check:
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with naming(path), safe_open(path, framework="pt") as file:
             about, tensors = file.metadata(), {}
             skeleton = about[_KEY]
             sums = json.loads(about.get(_SUMS, "{}"))  # a file of an older byov has none
@@ -127,7 +129,7 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check:
                 if check and sums and sums.get(name) != _checksum(tensor):
                     raise _Damaged(name)
                 tensors[name] = take(tensor)
-            return _decode(json.loads(skeleton), tensors)
+            return _decode(json.loads(skeleton, parse_int=whole), tensors)
     except _Damaged as error:
         raise ValueError(f"{path} is damaged: {error} is not what was saved. Take another copy of it.") from None
     except SafetensorError as error:

@@ -19,6 +19,9 @@ from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from byov.files import naming
+from byov.train.recipe_files import located
+
 T = TypeVar("T")
 
 
@@ -47,6 +50,10 @@ NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 10**6, above=True)]
 """Of another number; it may be more than all of it."""
+Rate = Annotated[float, Range(0, 10**6, above=True)]
+"""Of learning; beyond it an optimizer's step is no float32."""
+Multiple = Annotated[float, Range(0, 10**6)]
+"""Of a learning rate or of the weights."""
 LogVariance = Annotated[float, Range(-100_000, 80)]
 Sigma = Annotated[float, Range(0, 10**18)]
 """Beyond either a variance is no float32."""
@@ -61,7 +68,10 @@ class _Text(str):
 
 
 def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides: Sequence[str] = ()) -> T:
-    """Read the recipe at `path` (the defaults, where there is none), with overrides such as "train.epochs=5" on top."""
+    """Read the recipe at `path`, or byov's of that name, with overrides such as "train.epochs=5" on top.
+
+    Without a path it is the defaults.
+    """
     if "base" in _names(cls):
         raise TypeError(f"{cls.__name__} has a field named base, which in a recipe names the recipe below it.")
     if isinstance(overrides, str):
@@ -136,16 +146,15 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     """Read a recipe's file over its bases; `seen` are those that it is a base of."""
     if path is None:
         return {}
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe at {path}.")
+    path = located(path)
     resolved = path.resolve()
     if resolved in seen:
         raise ValueError(f"{path} is its own base.")
     if path.stat().st_size > 20_000:  # tomllib takes the square of a dotted key's length
         raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with naming(path):
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of TOML, UTF-8, or Python's limit on the digits of a number
         raise ValueError(f"{path} is not TOML: {error}.") from None
     except RecursionError:

@@ -14,6 +14,7 @@ from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
+from byov.data.printable import reason
 from byov.train.train_config import TrainConfig
 
 
@@ -49,8 +50,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
         )
     except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
         wanted = f"train.accelerator={config.accelerator} with train.devices={config.devices}"
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{wanted} cannot be used here: {reason}") from error
+        raise ValueError(f"{wanted} cannot be used here: {reason(error)}") from error
     # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
     fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
@@ -96,9 +96,13 @@ def aloud(fabric: Fabric) -> Iterator[None]:
         yield
     except (ValueError, TypeError, OSError) as error:
         if not fabric.is_global_zero:
-            said = f"byov, process {fabric.global_rank}: {error}"
-            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+            say(f"byov, process {fabric.global_rank}: {error}")
         raise
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, word for word: a path may hold what looks like rich's markup."""
+    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

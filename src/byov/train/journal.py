@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from byov.files import naming
 from byov.posterior import BayesianModule
 from byov.posterior.layer_statistics import layer_statistics
 
@@ -70,7 +70,7 @@ class Journal:
         self.file = (self.run / "log.jsonl").open("ab", buffering=0)
         self._hook, threading.excepthook = threading.excepthook, self._of_board
         try:
-            with _naming(self.run / "tensorboard"):
+            with naming(self.run / "tensorboard"):
                 self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
         except OSError:
             self.file.close()
@@ -125,7 +125,7 @@ class Journal:
             **values,
         }
         _append(self.file, line)
-        with _naming(self.run / "tensorboard"):
+        with naming(self.run / "tensorboard"):
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
         # The sum of SSL loss and KL may rise over a healthy run.
@@ -176,19 +176,10 @@ def _short(value: float | None) -> float | None:
 def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
     """Write a line at once."""
     line = json.dumps(entry).encode() + b"\n"
-    with _naming(Path(file.name)):
+    with naming(Path(file.name)):
         written = file.write(line)
         while written < len(line):  # the disk is full, or nearly
             written += file.write(line[written:])
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Say what could not be written, where the system does not: a full disk has no name."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _check(path: Path) -> None:

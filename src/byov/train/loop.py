@@ -124,7 +124,7 @@ class Loop:
         module = torch.compile(task.module, mode=mode) if config.compile else task.module
         self.module, self.wrapped = fabric.setup(module, self.optimizer)  # type: ignore[arg-type]
 
-    # Keeping and taking up
+    # Saving and resuming
 
     @property
     def path(self) -> Path:
@@ -152,7 +152,7 @@ class Loop:
         self.fabric.barrier()
 
     def resume(self) -> str:
-        """Take up the run from its checkpoint; return a warning if it will not be equal to the bit, or ""."""
+        """Resume the run from its checkpoint; return a warning if it will not be equal to the bit, or ""."""
         state = checkpoint.load(self.path)
         if state["total"] != self.total:
             raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")

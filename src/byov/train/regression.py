@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Generator, Tensor
 
-from byov.data.tables import Scale, as_numbers, refuse_gaps
+from byov.data.tables import as_numbers, refuse_gaps
 from byov.device import choose_device
 from byov.posterior import ECMP, EMP, BayesianModule, Ensemble, Family
 from byov.posterior.random import stream
@@ -55,7 +55,7 @@ class Fitted:
         x = part.x_scale.standardise(X.to(device)).float()
         found = predict(part.model, x, samples, "vmap", generator=generator, task="regression", keep=True)
         assert found.draws is not None
-        return Scale(*(moment.to(x) for moment in part.y_scale)).restore(found.draws)
+        return part.y_scale.restore(found.draws)  # in double precision: of a date in seconds float32 keeps no minute
 
     def module(self, split: int = 0) -> BayesianModule:
         """Return the same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.

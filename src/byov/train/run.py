@@ -1,4 +1,4 @@
-"""A run's folder: made once, never overwritten, taken up again only with the recipe it was started with."""
+"""A run's folder: made once, never overwritten, resumed only with the recipe it was started with."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from rich.console import Console
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, adapt, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, aloud, make_fabric, together
+from byov.train.fabric import agreed, aloud, make_fabric, say, together
 from byov.train.lock import locked
 from byov.train.loop import Loop, Task
+from byov.train.readme import write_readme
 from byov.train.signals import Signals
 from byov.train.train_config import ON_CPU, ON_GPU
 
@@ -28,7 +28,7 @@ FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
     *("data.root", "data.download"),
 }
-"""What may differ when a run is taken up again: it changes nothing of the result."""
+"""What may differ when a run is resumed: it changes nothing of the result."""
 
 _COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
 
@@ -115,16 +115,17 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            said = filter(None, (on_machine, on_data, note(task)))
-            _say(*(f"warning: {warning}",) * bool(warning), *said)
+            _say(warning and f"warning: {warning}", on_machine, on_data, note(task))
         with aloud(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(*(left_out,) * bool(left_out))
+            _say(left_out)
         if loop.signal:
             raise Stopped(summary(loop, finished))
         if fabric.is_global_zero:
+            if finished:
+                write_readme(run, kind, recipe, summary(loop, finished).removeprefix(f"{run}: ").capitalize())
             _say(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
@@ -144,8 +145,9 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
 
 
 def _say(*lines: str) -> None:
-    for line in lines:
-        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)  # a path may hold brackets
+    """Print the lines that say anything."""
+    for line in filter(None, lines):
+        say(line)
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:

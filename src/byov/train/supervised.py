@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -13,8 +13,9 @@ from torch import Generator, Tensor, nn
 
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
+from byov.data.crops import ResizedCrop
 from byov.models import create
-from byov.models.registry import resolve, try_image
+from byov.models.registry import call_entry, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
@@ -24,6 +25,8 @@ from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig, is_shared
 from byov.train.run import execute, reopen
 from byov.train.train_config import TrainConfig
+
+Augmentation = CropFlip | ResizedCrop
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,40 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
+class CropConfig:
+    """Random resized crops; a recipe's [crop]."""
+
+    size: int | None = None
+    """Side in pixels of what the network sees; None: `data.image_size`, from which the crops are cut."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        ResizedCrop(**asdict(self))  # which refuses what it cannot be
+
+
+@dataclass(frozen=True)
 class Supervised:
     """A whole recipe."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: NetworkConfig = field(default_factory=NetworkConfig)
     posterior: FamilyConfig = field(default_factory=FamilyConfig)
-    augment: Literal["crop-flip", "none"] = "none"
+    augment: Literal["crop-flip", "resized-crop", "none"] = "none"
+    """"crop-flip" is CIFAR's, four pixels of padding; "resized-crop" ImageNet's, by [crop]."""
+    crop: CropConfig = field(default_factory=CropConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.crop != CropConfig() and self.augment != "resized-crop":
+            raise ValueError(f"[crop] is for augment = 'resized-crop', not for {self.augment!r}.")
+
+    def augmentation(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Augmentation:
+        """Return what a batch of training images goes through, normalised by these moments."""
+        if self.augment == "resized-crop":
+            return ResizedCrop(**asdict(self.crop), mean=mean, std=std)
+        still = self.augment == "none"
+        return CropFlip(0 if still else 4, 0.0 if still else 0.5, mean, std)
 
 
 class Step(NamedTuple):
@@ -83,7 +112,9 @@ class Penalised(nn.Module):
 class Classifier(Penalised):
     """cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 in the KL's place."""
 
-    def __init__(self, net: nn.Module, augment: CropFlip, number: float, posterior: FamilyConfig, batch: int) -> None:
+    def __init__(
+        self, net: nn.Module, augment: Augmentation, number: float, posterior: FamilyConfig, batch: int
+    ) -> None:
         super().__init__(net, number, posterior, batch)
         self.augment = augment
 
@@ -187,19 +218,16 @@ def build(
     """Build the module of a recipe, for images like `data`; with pretrained weights only if they are to be fetched."""
     name, posterior = recipe.model.name, recipe.posterior
     if name.startswith("python:"):
-        net = resolve(name.removeprefix("python:"))(classes)
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+        net = call_entry(name, classes)
     else:
-        net = create(name, classes, data.channels, data.image_size, recipe.model.pretrained and fetch)
-        try_image(net, name, data.channels, data.image_size)
+        size = recipe.crop.size or data.image_size
+        net = create(name, classes, data.channels, size, recipe.model.pretrained and fetch)
+        try_image(net, name, data.channels, size)
     if world > 1:
         net = synchronise(net, device)
     covered, net = with_posterior(net, posterior, recipe.model.pretrained)
-    still = recipe.augment == "none"
-    augment = CropFlip(0 if still else 4, 0.0 if still else 0.5, data.mean, data.std)
     number = posterior.number(len(data), covered)
-    return Classifier(net, augment, number, posterior, recipe.train.batch_size)
+    return Classifier(net, recipe.augmentation(data.mean, data.std), number, posterior, recipe.train.batch_size)
 
 
 def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
@@ -234,7 +262,8 @@ def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
 
     def make(recipe: Supervised, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
         task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
-        return task, {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
+        more = {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
+        return task, {**more, "shape": [data.channels, recipe.crop.size or data.image_size]}
 
     return execute("train", recipe, run, resume, make, lambda task: recipe.posterior.note())
 

@@ -17,12 +17,12 @@ from torch import Generator, Tensor, nn
 
 from byov.data import Batch
 from byov.data.config import Like
-from byov.data.tables import Rows, Table, matched, table, training_rows, uci
+from byov.data.tables import Rows, Scale, Table, matched, table, training_rows, uci
 from byov.models import regression_mlp
-from byov.models.registry import resolve
+from byov.models.registry import call_entry
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
+from byov.train.config import Count, NonNegative, Positive, Rate, Width, check, from_dict
 from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
@@ -88,7 +88,7 @@ class TableTrain(TrainConfig):
     batch: Count = 100
     precision: Precision = "32-true"
     compile: bool = False
-    lr: Positive = 1e-2
+    lr: Rate = 1e-2
     warmup: NonNegative = 0.0
 
 
@@ -121,10 +121,12 @@ class Regressor(Penalised):
         self, net: nn.Module, number: float, posterior: FamilyConfig, batch: int, targets: Targets, tau: float | None
     ) -> None:
         super().__init__(net, number, posterior, batch)
+        self.targets = targets
+        """In double precision, for the way back: of a date in seconds float32 keeps no minute."""
         self.register_buffer("y_mean", torch.tensor(targets[0]))
         self.register_buffer("y_std", torch.tensor(targets[1]))
-        start = torch.zeros(len(targets[0])) if tau is None else (tau * self.y_std.square()).log()
-        self.log_precision = nn.Parameter(start, requires_grad=tau is None)
+        start = [0.0 if tau is None else log(tau) + 2 * log(std) for std in targets[1]]
+        self.log_precision = nn.Parameter(torch.tensor(start), requires_grad=tau is None)
         """Of the standardised targets."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Step:
@@ -136,8 +138,12 @@ class Regressor(Penalised):
 
     @property
     def precision(self) -> Tensor:
-        """Return τ at the targets' own scale, (T,)."""
-        return self.log_precision.detach().exp() / self.y_std.square()
+        """Return τ at the targets' own scale, (T,), in double precision on the CPU."""
+        return self.log_precision.detach().cpu().double().exp() / self.target_scale.std.square()
+
+    @property
+    def target_scale(self) -> Scale:
+        return Scale(*(torch.tensor(moment, dtype=torch.float64) for moment in self.targets))
 
 
 class TableTask(PenalisedTask[Regressor]):
@@ -161,9 +167,7 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
     if name == "mlp":
         net: nn.Module = regression_mlp(features, recipe.model.hidden, outputs, recipe.model.norm)
     elif name.startswith("python:"):
-        net = resolve(name.removeprefix("python:"))(features, outputs)
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+        net = call_entry(name, features, outputs)
     else:
         raise ValueError(f"A table's network is mlp, or python:module:function, not {name!r}.")
     if world > 1:

@@ -188,7 +188,7 @@ const FIGURES = {
   },
   training(host) {
     const curve = host.dataset.curve;
-    const words = { loss: "Loss", ssl: "BYOL loss (0 to 8)", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
+    const words = { loss: "Loss", ssl: "Loss without labels", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
     const lines = DATA.training.filter((each) => each.curves[curve]).map((each) => ({
       label: label(each.group), colour: each.group,
       points: each.curves[curve].map(([epoch, value]) => ({ x: epoch, y: value, r: 0, tip: [`seed ${each.seed}, epoch ${number(epoch)}`, `${words[curve] || curve} ${number(value)}`] })),

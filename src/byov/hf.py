@@ -1,0 +1,86 @@
+"""For Hugging Face: a Trainer that adds β·KL/N to the loss and anneals β, and the rules for PEFT's LoRA.
+
+    model = byov.bayesianize(peft.get_peft_model(net, config), byov.hf.lora())
+    byov.hf.Trainer(model=model, args=arguments, train_dataset=data).train()
+    model.point().save_pretrained(FOLDER)                             # PEFT's own files, at the mean
+    model.merge_and_unload()                                          # the plain network, adapters merged at the mean
+
+It takes a BayesianModule as it takes the network inside, whose signature, configuration and loss it sees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from byov.posterior import BayesianModule, Gaussian, beta, elbo, parameter_groups
+from byov.posterior.family import Family
+
+
+def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
+    """Return the rules for a posterior on the adapters of a PEFT network: on A and B, or with `on="A"` on A alone.
+
+    By default the family is Gaussian(-8): σ = 0.018, a little less than A's weights have, while B starts at zero.
+    """
+    if on not in ("A", "B", "AB"):
+        raise ValueError(f"A LoRA has the matrices 'A' and 'B', or 'AB' for both, not {on!r}.")
+    family = Gaussian(-8.0) if family is None else family
+    return {f"*lora_{'*' if on == 'AB' else f'{on}*'}": family}
+
+
+class Trainer(transformers.Trainer):
+    """transformers.Trainer for a model with a posterior.
+
+    Each training loss is under one draw, and a step pays the KL once, also for accumulated batches. Unless an optimizer
+    is given it is AdamW by `byov.parameter_groups`, in which ρ has a rate of its own. Evaluations are at the posterior
+    mean; for draws take `byov.predict`.
+
+    Args:
+        beta_end: where β ends; 1 is Bayes, and by default 0.1 for Gaussians of more weights than examples.
+        n: N; by default the number of training examples, or of a Gaussian's weights if they are more.
+    """
+
+    def __init__(self, *args: Any, beta_end: float | None = None, n: float | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        found = [module for module in self.model.modules() if isinstance(module, BayesianModule)]  # type: ignore[union-attr]
+        if not found:
+            raise TypeError(f"{type(self.model).__name__} has no posterior: give it to byov.bayesianize first.")
+        factors = [f for model in found for f in model.factors if isinstance(f.family, Gaussian)]
+        data: Any = self.train_dataset or ()
+        weights, examples = sum(f.layout.numel for f in factors), len(data)
+        self.n = n or float(max(weights, examples, 1))
+        self.beta_end = beta_end if beta_end is not None else 0.1 if weights > examples else 1.0
+        beta(0, 1, self.beta_end)  # refuses what is no β
+
+    @property
+    def beta(self) -> float:
+        """Return β at this step."""
+        return beta(self.state.global_step, max(self.state.max_steps, 1), self.beta_end)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            steps = max(self.state.max_steps, self.args.max_steps)
+            groups = parameter_groups(self.model, self.args.learning_rate, steps if steps > 0 else 1000)  # type: ignore[arg-type]
+            self.optimizer = torch.optim.AdamW(
+                groups,
+                weight_decay=self.args.weight_decay,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        return self.optimizer
+
+    def compute_loss(  # type: ignore[override]
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, **more: Any
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
+        if model.training:
+            # A loss normalised over all accumulated batches comes as it is; others are divided by their number later.
+            whole = self.model_accepts_loss_kwargs and more.get("num_items_in_batch") is not None
+            if (said := getattr(self, "loss_is_scaled_for_ga", None)) is not None:
+                whole = said
+            parts = self.current_gradient_accumulation_steps if whole or self.compute_loss_func else 1
+            loss = elbo(loss, self.model, self.n, self.beta / parts)  # type: ignore[arg-type]
+        return (loss, outputs) if return_outputs else loss

@@ -1,0 +1,153 @@
+"""What lets a BayesianModule pass for the network inside: its signature, its attributes, its methods under a draw."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial, update_wrapper
+from typing import Any
+
+import torch
+from torch import nn
+
+ON_A_COPY = ("merge_and_unload", "unload")
+"""Methods that take the network apart: they get a copy at the posterior mean."""
+BEFORE = ("merge_", "unmerge_", "resize_")
+"""How methods begin that write weights which they would not find again after the call."""
+
+_WITHOUT = (
+    "{name} has weights with a posterior, which it holds for the length of a call only: look at model.net.{name}, or"
+    " compute with model.point().{name}."
+)
+
+
+class Method(nn.Module):
+    """A method of a network, as a module that `functional_call` can hand weights to."""
+
+    def __init__(self, net: nn.Module, name: str) -> None:
+        super().__init__()
+        self.net, self.name = net, name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.net, self.name)(*args, **kwargs)
+
+
+class Transparent(nn.Module):
+    """A module around `net`, whose attributes it has where it has none of that name itself.
+
+    The weights with a posterior are handed to the network for the length of a call. So its methods are such calls, and
+    what would show it without its weights is refused.
+    """
+
+    net: nn.Module
+    q: nn.ModuleList
+
+    def handed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call this method of the network with its weights in place."""
+        raise NotImplementedError
+
+    def point(self) -> nn.Module:
+        """Return a plain copy of the network, with its weights in place."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the posterior."""
+        return next(self.q.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights with a posterior."""
+        return next(self.q.parameters()).dtype
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "net" not in self.__dict__.get("_modules", ()):
+                raise
+        value = getattr(self.net, name)
+        if inspect.ismethod(value) and isinstance(value.__self__, nn.Module):
+            return update_wrapper(partial(self._run, name), value)  # with the method's own signature
+        if name in self._without() or self._lacking(value):
+            raise AttributeError(_WITHOUT.format(name=name))
+        return value
+
+    def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the network under a draw or the mean; if it replaces layers, put them back and refuse."""
+        if name in ON_A_COPY:
+            return getattr(self.point(), name)(*args, **kwargs)
+        if "checkpointing" in name and "disable" not in name and _enables(args, kwargs):
+            raise ValueError(
+                "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off."
+            )
+        sentence = f"{name} changes the network's weights or layers: call it before bayesianize, or on model.point()."
+        if name.startswith(BEFORE):
+            raise ValueError(sentence)
+        before = [(module, dict(module._modules)) for module in self.net.modules()]
+        out = self.handed(name, args, kwargs)
+        if any(module._modules != children for module, children in before):
+            for module, children in before:
+                module._modules.clear()
+                module._modules.update(children)
+            raise ValueError(sentence)
+        if self._lacking(out):
+            raise ValueError(_WITHOUT.format(name=f"{name}()"))
+        return out
+
+    def _without(self) -> set[str]:
+        """Return the names of the tensors that the network has only for the length of a call."""
+        return {name for factor in self.q for slot in factor.layout.slots for name in slot.names}  # type: ignore[union-attr]
+
+    def _lacking(self, part: Any) -> bool:
+        """Tell if this is a part of the network that lacks weights between calls."""
+        if not isinstance(part, nn.Module):
+            return False
+        modules = dict(self.net.named_modules(remove_duplicate=False))
+        owners = {id(modules[name.rpartition(".")[0]]) for name in self._without()}
+        return any(id(module) in owners for module in part.modules())
+
+    # A class for each signature: `inspect.signature` asks the class of a method, not the instance
+
+    def take_signature(self) -> None:
+        """Have `forward` show the network's signature, as Hugging Face's Trainer and accelerate read it."""
+        net: Any = self.net
+        net = net.get_base_model() if hasattr(net, "get_base_model") else net  # PEFT's own takes (*args, **kwargs)
+        self.__class__ = with_signature(plain_class(type(self)), type(net).forward)  # type: ignore[arg-type]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return new, (plain_class(type(self)),), self.__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.take_signature()
+
+
+def _enables(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell if a call switches something on: `f()` and `f(True)`, not `f(False)` or `f(enable=False)`."""
+    return not (args[:1] == (False,) or kwargs.get("enable") is False)
+
+
+def new(kind: type[Transparent]) -> Transparent:
+    """Make an empty object, for pickle to fill."""
+    return kind.__new__(kind)
+
+
+def plain_class(kind: type[Transparent]) -> type[Transparent]:
+    """Return the class that this one has only lent a signature."""
+    return kind.__dict__.get("signed", kind)
+
+
+@cache
+def with_signature(kind: type[Transparent], like: Callable[..., Any]) -> type[Transparent]:
+    """Return the class with a `forward` that shows the signature of another function."""
+
+    def forward(self: Transparent, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(self, *args, **kwargs)
+
+    try:
+        forward.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # of compiled code
+        return kind
+    about = {"forward": forward, "signed": kind, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**about, "__doc__": kind.__doc__})

@@ -1,0 +1,136 @@
+"""byov.fit: train on the batches of a loader, for people without a loop of their own.
+
+`train.loop` promises what a user's loader cannot keep: an order of the data that is a function of the seed, a folder,
+and a run that stops and resumes equal to the bit. So this is another loop, one page long, of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any, get_args
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from byov.posterior import BayesianModule, Gaussian, parameter_groups
+from byov.posthoc.labelled import labelled
+from byov.prediction.inputs import ROWS, posterior_of, unwrap
+from byov.prediction.outputs import Output, Task
+from byov.train.fitting import Fitting, Precision
+from byov.train.history import History
+from byov.train.labelled_loss import Criterion, Loss
+
+
+def fit(
+    model: nn.Module,
+    loader: Any,
+    epochs: int = 10,
+    validation: Any = None,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    beta_end: float | None = None,
+    n: float | None = None,
+    task: Task | None = None,
+    output: Output | None = None,
+    loss: Loss | None = None,
+    noise_precision: float = 1.0,
+    patience: int | None = 5,
+    samples: int = 8,
+    precision: Precision = "auto",
+    progress: bool | None = None,
+) -> History:
+    """Train a model in place: loss + β·KL/N by AdamW, with a warm-up and a cosine of the rate, and β from 0 to its end.
+
+    With a validation the model gets the weights of the epoch whose posterior predictive was the likeliest there.
+
+    Args:
+        model: a BayesianModule, or a plain network, which is trained without a KL; on the device where it is.
+        loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
+        epochs: how often it is gone through, at most.
+        validation: the same, of examples that are not trained on.
+        lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
+        weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
+        beta_end: where β ends. By default 1, which is Bayes; 0.1 for a Gaussian of more weights than examples,
+            which would learn little but the prior.
+        n: N; by default as for `byov train`: the number of examples, or of a Gaussian's weights if they are more.
+        task: as for `byov.predict`; by default what outputs and labels leave no doubt about.
+        output: as for `byov.predict`.
+        loss: a function of outputs and labels in place of the task's; the validation is then of the mean weights.
+        noise_precision: τ of a regression, whose noise has the variance 1/τ.
+        patience: stop after so many epochs without a better validation; None: never.
+        samples: draws of each validation.
+        precision: "auto" is bfloat16 where a CUDA GPU computes, by autocast.
+        progress: a progress bar; by default where there is a terminal to show it.
+    """
+    loader, validation = _loader(loader, shuffle=True), _loader(validation, shuffle=False)
+    numbers = {"lr": lr, "weight_decay": weight_decay, "noise_precision": noise_precision}
+    _check(epochs, samples, precision, **numbers, beta_end=beta_end or 0.0, n=1.0 if n is None else n)
+    inner = unwrap(model)
+    posterior = posterior_of(inner)
+    wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
+    criterion = Criterion(model if wrapped else inner, inner, posterior, task, output, loss, noise_precision)
+    examples = len(getattr(loader, "dataset", ())) or _count(loader, criterion)
+    weights = _gaussian_weights(posterior)
+    end = (0.1 if weights > examples else 1.0) if beta_end is None else beta_end
+    steps = epochs * len(loader)
+    groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
+    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
+    history = History(criterion.name, float(max(examples, weights) if n is None else n))
+    fitting = Fitting(model, criterion, optimizer, history, steps, end, precision)
+    with _bar(steps, progress) as fitting.advance:
+        fitting.run(loader, validation, epochs, samples, patience)
+    return history
+
+
+def _loader(given: Any, shuffle: bool) -> Any:
+    """Return a loader that can be gone through again: the one given, or one of a data set."""
+    if isinstance(given, Dataset) or type(given).__module__.startswith("datasets."):
+        given = DataLoader(given, ROWS, shuffle=shuffle)
+    if given is None or (isinstance(given, tuple) and len(given) == 2):
+        return given and [given]  # one batch
+    try:
+        size = len(given)
+    except TypeError:
+        raise TypeError(f"fit needs a loader with a length, which {type(given).__name__} has not.") from None
+    if isinstance(given, Tensor | dict | str) or size == 0:
+        raise ValueError(
+            "The loader is empty: there is nothing to fit on." if size == 0 else "fit takes a loader of (x, y)."
+        )
+    return given
+
+
+def _gaussian_weights(posterior: BayesianModule | None) -> int:
+    factors = [] if posterior is None else posterior.factors
+    return sum(factor.layout.numel for factor in factors if isinstance(factor.family, Gaussian))
+
+
+def _count(loader: Any, criterion: Criterion) -> int:
+    return sum(len(labels) for _, labels in labelled(loader, criterion.net))
+
+
+def _check(epochs: int, samples: int, precision: str, **numbers: float) -> None:
+    if precision not in get_args(Precision):
+        raise ValueError(f"A precision is 'auto', '32-true' or 'bf16-mixed', not {precision!r}.")
+    for name, count in {"epochs": epochs, "samples": samples}.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"fit's {name} are a whole number above 0, not {count!r}.")
+    for name, value in numbers.items():
+        if not (isfinite(value) and (value > 0 or (value == 0 and name in ("weight_decay", "beta_end")))):
+            raise ValueError(f"fit's {name} is a number above 0, not {value}.")
+
+
+@contextmanager
+def _bar(steps: int, progress: bool | None) -> Iterator[Callable[[str], None]]:
+    """Show how far it is, where there is somebody to see it."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    shown = console.is_terminal if progress is None else progress
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        row = bar.add_task("fitting", total=steps)
+        yield lambda text: bar.update(row, advance=1, description=text)

@@ -1,0 +1,43 @@
+"""What `byov.fit` saw: a row for each epoch, and a table of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class History:
+    """What `fit` saw, a row for each epoch; printed, it is a table.
+
+    `loss` is the training's, without the KL, and `kl` what is added, β·KL/N. The scores of the validation are those of
+    the posterior predictive. `best` is the epoch whose weights the model has, of those counted from 1.
+    """
+
+    task: str
+    n: float
+    rows: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0
+
+    def add(self, row: dict[str, float]) -> None:
+        """Add an epoch; the best is the one whose validation is the likeliest, or without one the last."""
+        self.rows.append(row)
+        if "nll" not in row or row["nll"] <= min(self["nll"]):
+            self.best = len(self.rows)
+
+    def __getitem__(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows]
+
+    def __repr__(self) -> str:
+        names = list(self.rows[0]) if self.rows else []
+        lines = ["".join(f"{name:>10}" for name in names)]
+        for row in self.rows:
+            mark = " *" if row["epoch"] == self.best else ""
+            lines.append("".join(f"{value:>10.4g}" for value in row.values()) + mark)
+        return "\n".join([*lines, f"{self.task}, N = {self.n:,.0f}; * the weights that were kept"])
+
+    def to_pandas(self) -> Any:
+        """Return the table with the epochs as its index."""
+        import pandas
+
+        return pandas.DataFrame(self.rows).astype({"epoch": int}).set_index("epoch")

@@ -1,0 +1,142 @@
+"""The loss that the labels of a user's loader ask for, and the scores of a prediction of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log, pi
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from byov.metrics import functional as scores
+from byov.posterior import BayesianModule
+from byov.posthoc.labelled import class_numbers
+from byov.prediction.inputs import call, ready
+from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
+from byov.prediction.result import Prediction
+
+IGNORED = -100
+"""The label of a token or a pixel that does not count, as everywhere in torch."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Criterion:
+    """The loss of a task: the one that is named, or that outputs and labels leave no doubt about, or the user's own.
+
+    Cross-entropy for the tasks of classes, the sum of binary cross-entropies for "multilabel", Gaussian negative
+    log-likelihoods for "gaussian", and for "regression" with the noise 1/τ, which is half the squared error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: nn.Module,
+        posterior: BayesianModule | None,
+        task: Task | None,
+        output: Output | None,
+        loss: Loss | None,
+        tau: float,
+    ) -> None:
+        net = inner if posterior is not inner or posterior is None else posterior.net
+        self.model, self.net, self.posterior, self.loss, self.tau = model, net, posterior, loss, tau
+        self.reading, self.shift = Reading(task, output, net), False
+
+    @property
+    def name(self) -> str:
+        """Return what is minimised, in a word."""
+        return "its own loss" if self.loss is not None else str(self.reading.task)
+
+    def __call__(self, x: Any, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch under the weights of one call."""
+        outputs = call(self.model, ready(x, self.model), self._tensor)
+        if self.loss is not None:
+            return self.loss(outputs, y.to(outputs.device)).mean()
+        if self.reading.task is None:
+            self.reading.task = task_of(outputs, y)
+        outputs, y = self.reading.shaped(outputs[None])[0], self.aligned(y)
+        return negative_log_likelihood(self.reading.task, outputs, y, self.tau)
+
+    def aligned(self, labels: Tensor) -> Tensor:
+        """Return labels beside the outputs that predict them: each place of a causal language model the next one."""
+        return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shift else labels
+
+    def _tensor(self, returned: Any) -> Tensor:
+        self.shift = "CausalLM" in type(returned).__name__ and self.reading.output is None
+        return self.reading.tensor(returned)
+
+
+def task_of(outputs: Tensor, labels: Tensor) -> Task:
+    """Decide the task by the outputs and the labels of a batch, or refuse to guess."""
+    shape, of = tuple(outputs.shape), tuple(labels.shape)
+    whole = not labels.is_floating_point()
+    binary = bool(((labels == 0) | (labels == 1)).all())
+    places = [task for task, found in (("token", shape[:-1]), ("segmentation", shape[:1] + shape[2:])) if of == found]
+    if whole and len(shape) == 2 and places:
+        return "classification"
+    if whole and len(shape) > 2 and len(places) == 1:
+        return "token" if places == ["token"] else "segmentation"
+    single = len(shape) == 1 or shape[1:] == (1,)
+    if single and outputs.numel() == labels.numel() and not binary and not whole:
+        return "regression"
+    if whole and binary and single and outputs.numel() == labels.numel():
+        return "classification"
+    if of == shape and not single:
+        return "multilabel" if binary and len(shape) == 2 else "regression"
+    raise ValueError(
+        f"Outputs {shape} and labels {of} of {labels.dtype} may be several things, or none: add task= or loss=."
+    )
+
+
+def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, tau: float = 1.0) -> Tensor:
+    """Compute the mean −log p(labels) over a batch; of class labels that are not `IGNORED`."""
+    if task in CLASSES:
+        dim = class_dim(task, outputs, draws=0)
+        check_classes(labels, outputs.shape[dim])
+        outputs, labels = outputs.movedim(dim, -1).flatten(0, -2).float(), labels.flatten().long().to(outputs.device)
+        logits = outputs.clamp_min(1e-12).log() if task == "probabilities" else outputs
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED)
+    mean, log_var = outputs.chunk(2, 1) if task == "gaussian" else (outputs, None)
+    if labels.numel() != mean.numel():
+        raise ValueError(f"Outputs {tuple(mean.shape)} and labels {tuple(labels.shape)} have to be of one size.")
+    labels = labels.to(mean).reshape(mean.shape)
+    if task == "multilabel":
+        each = F.binary_cross_entropy_with_logits(mean, labels, reduction="none")
+    elif log_var is None:
+        each = 0.5 * (tau * (mean - labels).square() + log(2 * pi / tau))
+    else:
+        each = 0.5 * ((mean - labels).square() * (-log_var).exp() + log_var + log(2 * pi))
+    return each.flatten(1).sum(1).mean() if each.ndim > 1 else each.mean()
+
+
+def check_classes(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no classes; before they are on a GPU, which would end the process."""
+    labels = class_numbers(labels, classes)
+    if bool(((labels < 0) & (labels != IGNORED)).any()):
+        least = int(labels[labels != IGNORED].min())
+        raise ValueError(f"The label {least} is no class, and not {IGNORED}, which is none.")
+
+
+def scored(prediction: Prediction, labels: Tensor) -> dict[str, float]:
+    """Score a prediction: its negative log-likelihood first, then what is usually asked for beside it."""
+    mean, task = prediction.mean, prediction.task
+    if task in CLASSES:
+        mean = mean.movedim(class_dim(task, mean, draws=0), -1).flatten(0, -2)
+        labels = labels.flatten().long()
+        mean, labels = mean[labels != IGNORED], labels[labels != IGNORED]
+        check_classes(labels, mean.shape[1])
+        nll, accuracy, ece = scores.nll, scores.accuracy, scores.calibration_error
+        return {
+            "nll": float(nll(mean, labels)),
+            "accuracy": float(accuracy(mean, labels)),
+            "ece": float(ece(mean, labels)),
+        }
+    labels = labels.to(mean).reshape(mean.shape)
+    if task == "multilabel":
+        each = F.binary_cross_entropy(mean.clamp(1e-7, 1 - 1e-7), labels, reduction="none")
+        right = ((mean > 0.5) == (labels > 0.5)).float()
+        return {"nll": float(each.sum(1).mean()), "accuracy": float(right.mean())}
+    variance = prediction.std.square()
+    each = 0.5 * ((mean - labels).square() / variance + variance.log() + log(2 * pi))
+    rmse = (mean - labels).square().mean().sqrt()
+    return {"nll": float(each.flatten(1).sum(1).mean() if each.ndim > 1 else each.mean()), "rmse": float(rmse)}
