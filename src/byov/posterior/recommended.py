@@ -13,8 +13,8 @@ RULES: dict[str, Rules] = {
     "scratch": {output_layer: Gaussian(relative=0.05)},
     "pretrained": {output_layer: Gaussian(relative=0.05)},
 }
-"""The same for both so far: from scratch it was chosen on held-out rows, and of a pretrained network the output layer is
-what is new, while its features stay what they are."""
+"""The same for both so far. From scratch it was chosen on held-out rows; of a pretrained network that layer is new, and
+the features stay what they are."""
 
 
 def recommended(start: str) -> Rules:
