@@ -175,9 +175,11 @@ def test_the_output_layer_is_a_rule_and_not_a_function() -> None:
         byov.bayesianize(nn.LayerNorm(3), {byov.output_layer: byov.Gaussian()})
 
 
-def test_without_rules_the_output_layer_gets_what_is_recommended() -> None:
-    for model in (byov.bayesianize(net()), byov.bayesianize(net(), "scratch"), byov.bayesianize(net(), "pretrained")):
-        assert covered(model) == dict.fromkeys(("3.weight", "3.bias"), byov.Gaussian(relative=0.05))
+def test_without_rules_a_network_gets_what_is_recommended() -> None:
+    gaussian = byov.Gaussian(relative=0.05)
+    for model in (byov.bayesianize(net()), byov.bayesianize(net(), "scratch")):
+        assert covered(model) == dict.fromkeys(NAMES, gaussian)
+    assert covered(byov.bayesianize(net(), "pretrained")) == dict.fromkeys(("3.weight", "3.bias"), gaussian)
     with pytest.raises(ValueError, match="'scratch' or a 'pretrained' one, not for 'finetune'"):
         byov.bayesianize(net(), "finetune")  # type: ignore[arg-type]
 

@@ -10,11 +10,11 @@ from byov.posterior.select import Rules, output_layer
 Recommended = Literal["scratch", "pretrained"]
 
 RULES: dict[str, Rules] = {
-    "scratch": {output_layer: Gaussian(relative=0.05)},
+    "scratch": Gaussian(relative=0.05),
     "pretrained": {output_layer: Gaussian(relative=0.05)},
 }
-"""The same for both so far. From scratch it was chosen on held-out rows; of a pretrained network that layer is new, and
-the features stay what they are."""
+"""From scratch: of what makes draws differ, the one that costs least on held-out rows. Of a pretrained network the one
+layer that is new, so that the features stay what they are."""
 
 
 def recommended(start: str) -> Rules:
