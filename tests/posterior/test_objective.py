@@ -133,3 +133,10 @@ def test_sigma_reaches_its_equilibrium_under_plain_adam(held: bool) -> None:
         optimizer.step()
     exact = (1.0 + float(x.square().sum()) / variance) ** -0.5
     assert float(model.std()["weight"]) == pytest.approx(exact, rel=0.25)
+
+
+def test_the_recommended_beta_bounds_what_the_noise_may_cost() -> None:
+    small, large = (byov.bayesianize(nn.Linear(width, 10, bias=False), byov.Gaussian()) for width in (10, 1000))
+    assert byov.posterior.cold(small, n=1000) == 1e-3
+    beta = byov.posterior.cold(nn.Sequential(large), n=100)
+    assert beta * 10_000 / (2 * 100) == pytest.approx(0.01)

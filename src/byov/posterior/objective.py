@@ -13,6 +13,9 @@ from byov.posterior.prior import Prior
 
 Schedule = Literal["cosine", "linear", "constant"]
 
+COLD, NOISE = 1e-3, 0.01
+"""The recommended β, and the most that the noise of a posterior may cost, in nats: see results/defaults."""
+
 LOG_VAR_EPS = 1e-15
 """Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
 
@@ -63,6 +66,15 @@ def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, p
     if not n > 0:
         raise ValueError(f"n is the number of training examples, not {n}.")
     return loss + beta / n * torch.stack([each.kl(prior) for each in _posteriors(model)]).sum()
+
+
+def cold(model: nn.Module, n: float) -> float:
+    """Return the β recommended for n examples, 0.001 or 0.02·n/P of P random weights if that is less.
+
+    The noise of a posterior settles where it costs at most β/2n of loss per weight: together at most 0.01 nats.
+    """
+    weights = sum(factor.layout.numel for each in _posteriors(model) for factor in each.factors)
+    return min(COLD, 2.0 * NOISE * n / weights)
 
 
 def log_var_rate(steps: int) -> float:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 for `byov reproduce defaults` at scale full: ResNet-18 with SGD and a tuned decay, on a GPU.
 
-Every method is recipes/cifar100_resnet18.toml with a few changes. A Gaussian's β = 0.001 would take the recipe's decay,
-1/(N·0.14²), down with it: its prior is narrower by √β, so that all methods have the same decay.
+Every method is recipes/cifar100_resnet18.toml with a few changes. A Gaussian's β, that of `cold`, would lower the decay
+of the recipe, 1/(N·0.14²), too: its prior is narrower by √β, so that all methods have the same decay.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from byov.train.supervised import Supervised
 
 NAMES = ("cifar10", "cifar100")
 RECIPE = "cifar100_resnet18"
-_COLD = ("family=gaussian", "gain=1", "beta_end=0.001", "kl_scale=dataset", "prior_std=0.00443")
+_COLD = ("family=gaussian", "gain=1", "kl_scale=dataset")
 CHANGES: dict[str, tuple[str, ...]] = {
     "plain": ("family=none",),
     "dropout": ("family=dropout", "on=all", "p=0.05", "gain=1"),
-    "Gaussian": (*_COLD, "on=all"),
-    "Gaussian output": (*_COLD, "on=output"),
+    "Gaussian": (*_COLD, "on=all", "beta_end=8.6e-5", "prior_std=0.0013"),
+    "Gaussian output": (*_COLD, "on=output", "beta_end=0.001", "prior_std=0.00443"),
     "EMP": ("family=emp", "spread=auto"),
     "ECMP": ("spread=auto",),
 }
