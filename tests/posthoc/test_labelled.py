@@ -31,6 +31,7 @@ class Two(nn.Module):
         DataLoader(TensorDataset(X, Y), 4),
         TensorDataset(X, Y),
         [{"labels": Y, "input": X}],
+        {"targets": Y, "input": X},
         [{"label": Y.tolist(), "input": X}],
     ],
     ids=str,
@@ -49,7 +50,7 @@ def test_two_inputs(batch: Any) -> None:
     assert torch.equal(labels, Y)
 
 
-@pytest.mark.parametrize("loader", [[X], [(X,)], [{"input": X}]])
+@pytest.mark.parametrize("loader", [X, [X], [(X,)], [{"input": X}]])
 def test_labels_that_are_not_there(loader: Any) -> None:
     with pytest.raises(ValueError, match=r"^The labels are needed, too: give a loader of \(x, y\) pairs, .*\.$"):
         list(labelled(loader, nn.Linear(2, 2)))

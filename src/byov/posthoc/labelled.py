@@ -14,11 +14,11 @@ from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
 
 def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and labels: of a loader or data set of (x, y), of mappings with "labels", or of one pair (x, y)."""
-    if isinstance(loader, tuple) and len(loader) == 2:
+    if isinstance(loader, Tensor | Mapping | np.ndarray) or (isinstance(loader, tuple) and len(loader) == 2):
         loader = [loader]
-    one, batches = batches_of(loader, net)
+    _, batches = batches_of(loader, net)
     takes, found = Takes.of(net), False
-    for batch in batches if one is None else [one]:
+    for batch in batches:
         found = True
         x = first_of(_without_labels(batch), takes)
         yield x, _labels_of(batch, len(x) if isinstance(x, tuple) and isinstance(batch[0], Tensor) else 1)
