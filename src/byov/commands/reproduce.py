@@ -28,9 +28,8 @@ Minutes = Annotated[
     typer.Option(help="Begin no new work after this long; the same command continues.", show_default=False),
 ]
 Out = Annotated[Path, typer.Option(help="Write the results of NAME to OUT/NAME.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
-]
+Again = "Run again what is finished; parts of the same protocol are used again."
+Force = Annotated[bool, typer.Option("--force", help=Again)]
 
 
 def command(
@@ -96,6 +95,6 @@ def command(
 
 def announce(name: str, place: int, of: int, done: int, seconds: float) -> None:
     """Say on a terminal which of several comes, and how long the rest may take; each has bars of its own to train."""
+    left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
     if of > 1 and sys.stderr.isatty():
-        left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
         print(f"{place + 1} of {of}: {name}{left}", file=sys.stderr)
