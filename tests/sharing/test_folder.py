@@ -63,6 +63,7 @@ def test_a_round_trip_changes_no_bit(kind: Kind, family: Any, tmp_path: Path) ->
 )
 def test_a_library_s_network_says_itself_how_it_is_made(make: Any, family: Any, tmp_path: Path) -> None:
     model = byov.bayesianize(make(), {byov.norm_layers: family, byov.output_layer: family})
+    shake(model, 0.01)
     model.save_pretrained(tmp_path)
     channels = next(m.in_channels for m in model.net.modules() if isinstance(m, nn.Conv2d))
     same(model, byov.load(tmp_path), torch.randn(2, channels, 64, 64))
@@ -86,6 +87,18 @@ def test_priors_ties_dtypes_and_frozen_weights_travel(prior: Any, tmp_path: Path
         prior.ema.update(model, 0.9)
     model.save_pretrained(tmp_path / "mlp")
     same(model, byov.load(tmp_path / "mlp", mlp()), torch.randn(3, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [byov.FullGaussian(), byov.KroneckerGaussian(), byov.Shared(0.1), byov.ECMP(3, learn_probs=True, sigma=0.1)],
+    ids=lambda family: type(family).__name__,
+)
+def test_families_with_other_roles_travel(family: Any, tmp_path: Path) -> None:
+    model = byov.bayesianize(mlp(), {byov.output_layer: family})
+    shake(model)
+    model.save_pretrained(tmp_path)
+    same(model, byov.load(tmp_path, mlp()), torch.randn(3, 6))
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
