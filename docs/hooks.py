@@ -2,8 +2,8 @@
 
 Equations become MathML while the site is built; browsers draw it themselves. A document of the repository that a page
 links to (`../results/README.md`) becomes a page, and what that one links to comes along, so that links are true both
-in the repository and on the site. Under each block of a page in docs/ stands what it printed and drew while the site was
-built; BYOV_DOCS=plain builds without running them.
+in the repository and on the site. Under each block of a page in docs/ stands what it printed and drew while the site
+was built; BYOV_DOCS=plain builds without running them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
-from execute import BLOCK, ROOT, Shown, run  # noqa: E402
+from execute import BLOCK, ROOT, Shown, run
 
 SHOWN: dict[str, list[Shown]] = {}
-PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+PAGES = ["results/README.md", "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 LINK = re.compile(r"\]\(([\w./-]+)(?=[#)])")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Run the pages' blocks; add the pages beside docs/ and every file that they, or the pages in docs/, link to there."""
+    """Run the pages' blocks; add the pages beside docs/, and every file there that a page links to."""
     queue = [*PAGES]
     for page in files.documentation_pages():
         queue += _beside(f"docs/{page.src_uri}", page.content_string)
@@ -50,8 +50,11 @@ def _run(name: str, text: str) -> list[tuple[str, bytes]]:
         return []
     with TemporaryDirectory() as folder:
         SHOWN[name] = run(text, Path(folder))
-    return [(_figure(name, i, k, kind), content) for i, each in enumerate(SHOWN[name])
-            for k, (kind, content) in enumerate(each.figures)]
+    return [
+        (_figure(name, i, k, kind), content)
+        for i, each in enumerate(SHOWN[name])
+        for k, (kind, content) in enumerate(each.figures)
+    ]
 
 
 def _figure(name: str, block: int, place: int, kind: str) -> str:

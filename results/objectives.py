@@ -13,15 +13,21 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import mean
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from byov.cli import main as byov
+from byov.report.drawing import COLOURS, MARKERS, canvas, styled
+from byov.reproduce.experiment import standard_error
 from byov.runs import read_header
 from byov.ssl.registry import OBJECTIVES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, RUNS = ROOT / "results" / "objectives", ROOT / "runs" / "objectives"
@@ -73,16 +79,97 @@ def summary(evaluation: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+READINGS = (("none", "at_mean"), ("gaussian", "at_mean"), ("gaussian", "under_draws"))
+COLUMNS: dict[str, Callable[[dict[str, Any], str], float]] = {
+    "kNN %": lambda run, how: run["knn"],
+    "top-1 %": lambda run, how: 100 * run[how]["top1"],
+    "ECE %": lambda run, how: 100 * run[how]["ece"],
+    "NLL": lambda run, how: run[how]["nll"],
+    "shifted top-1 %": lambda run, how: 100 * run[f"{how}_shifted"]["top1"],
+    "shifted ECE %": lambda run, how: 100 * run[f"{how}_shifted"]["ece"],
+    "shifted NLL": lambda run, how: run[f"{how}_shifted"]["nll"],
+    "R-AUROC": lambda run, how: run["representation"]["r_auroc"][
+        "spread_projector" if how == "under_draws" else "negative_norm"
+    ][0],
+}
+DIGITS = {"NLL": 3, "shifted NLL": 2, "R-AUROC": 2}
+"""Of a column; of the others 1."""
+
+
+def collect() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Read what there is with a posterior and without, by objective and family, seed by seed."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, seed in product(OBJECTIVES, SEEDS):
+        paths = {family: FOLDER / f"{name}_{family}_seed{seed}.json" for family in FAMILIES}
+        if all(path.exists() for path in paths.values()):
+            for family, path in paths.items():
+                found.setdefault((name, family), []).append(json.loads(path.read_text()))
+    return found
+
+
+def values(runs: list[dict[str, Any]], column: str, how: str) -> tuple[float, float]:
+    """Return the mean over seeds and its standard error, which of one seed is not known."""
+    each = [COLUMNS[column](run, how) for run in runs]
+    error = standard_error(each)
+    return mean(each), float("nan") if error is None else error
+
+
+def table(found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """Return the table of results/objectives/README.md."""
+    lines = [f"| | seeds | {' | '.join(COLUMNS)} |", f"|---|---:|{'---:|' * len(COLUMNS)}"]
+    for name, (family, how) in product(OBJECTIVES, READINGS):
+        if runs := found.get((name, family)):
+            label = {"none": "point", "gaussian": "μ" if how == "at_mean" else "draws"}[family]
+            cells = []
+            for column in COLUMNS:
+                value, error = values(runs, column, how)
+                digits = DIGITS.get(column, 1)
+                cells.append(f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error == error else ""))
+            lines.append(f"| {OBJECTIVES[name].title}, {label} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@styled
+def figure(found: dict[tuple[str, str], list[dict[str, Any]]]) -> Figure:
+    """Draw shifted ECE at a point network, at μ and under draws, and R-AUROC beside that of the norm alone."""
+    drawing, [panels] = canvas(8.5, 3.2, 1, 2)
+    names = [name for name in OBJECTIVES if all((name, family) in found for family in FAMILIES)]
+    for axes, column in zip(panels, ("shifted ECE %", "R-AUROC"), strict=True):
+        for i, (family, how) in enumerate(READINGS):
+            read = [values(found[name, family], column, how) for name in names]
+            axes.errorbar(
+                [value for value, _ in read],
+                [row + 0.18 * (i - 1) for row in range(len(names))],
+                xerr=[error if error == error else 0.0 for _, error in read],
+                fmt=MARKERS[i],
+                color=COLOURS[i],
+                markersize=5,
+                label=("point network", "posterior, μ", "posterior, draws")[i],
+            )
+        axes.set_yticks(range(len(names)), [OBJECTIVES[name].title for name in names])
+        axes.invert_yaxis()
+        axes.set_xlabel(
+            column if column != "R-AUROC" else "R-AUROC: spread of the projection over draws, else −‖embedding‖"
+        )
+    panels[1].axvline(0.5, color="0.7", linewidth=1)
+    panels[0].legend(loc="best")
+    return drawing
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--only", nargs="*", default=list(OBJECTIVES), choices=OBJECTIVES, help="these objectives")
     parser.add_argument("--show", action="store_true")
     words = parser.parse_args()
     deadline = monotonic() + 60 * words.minutes
-    for seed, name, family in product(SEEDS, OBJECTIVES, FAMILIES):
+    for seed, name, family in product(SEEDS, words.only, FAMILIES):
         if not words.show and monotonic() < deadline:
             make(name, family, seed)
             print(f"{name} {family} {seed}: {monotonic() - deadline + 60 * words.minutes:.0f} s", flush=True)
+    found = collect()
+    print(table(found))
+    figure(found).savefig(FOLDER / "objectives.png", dpi=150)
 
 
 if __name__ == "__main__":

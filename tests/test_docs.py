@@ -1,12 +1,13 @@
 """What the documents show is true: Python and console blocks run, commands parse, names and links lead somewhere.
 
 Blocks of a page run in order, in one namespace and one empty folder beside the recipes, as a reader would paste them:
-`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for what
-takes long. `toml` that begins with `# name.toml` is a recipe that loads.
+`docs/execute.py` says how, and the site shows what comes out; `bash` is given only to the command's own parser, for
+what takes long. `toml` that begins with `# name.toml` is a recipe that loads.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +22,6 @@ import torch
 import typer
 from torch import nn
 from torch.distributed.run import get_args_parser
-from typer.testing import CliRunner
 
 import byov
 from byov.cli import VERBS as NAMES
@@ -29,13 +29,21 @@ from byov.cli import app
 from byov.models.registry import create
 from byov.overhead import overhead
 from byov.train import config
+from byov.train.recipe_files import located
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 execute = import_module("execute")
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/**/*.md")
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "benchmarks/README.md",
+        "results/README.md",
+        "docs/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 VERBS: Any = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -104,8 +112,19 @@ def run_page(name: str, folder: Path) -> dict[str, Any]:
 PAGES = [name for name in DOCUMENTS if re.search(r"^```(python|console)", text(name), re.MULTILINE)]
 
 
+SLOW = ("timm_model", "folder", "patch", "prune")
+"""Tutorials of more than a few seconds; all of them take about a minute of one core."""
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("README.md", "docs/patching.md")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (Path(name).stem in SLOW))
+        for name in PAGES
+        if name not in ("README.md", "docs/patching.md")
+    ],
+)
 def test_the_blocks_of_a_page_run(name: str, tmp_path: Path) -> None:
     """docs/patching.md has a test of its own, beside those of its training."""
     run_page(name, tmp_path)
@@ -268,7 +287,8 @@ def test_recipes_take_the_settings_of_a_whole_command(name: str, tmp_path: Path)
         if verb in ("pretrain", "train"):
             given = VERBS[verb].make_context(verb, words).params
             asked, changes = given["recipe"], given["set_"] or []
-            recipe = asked and next(p / asked for p in (tmp_path, ROOT) if (p / asked).is_file())
+            own = tmp_path / (asked or "")  # else one of byov's, by its name
+            recipe = asked and (own if own.is_file() else located(asked))
             labelled = (
                 Tabular if str(config.value_of(recipe, changes, "data.name")).startswith(PREFIXES) else Supervised
             )
@@ -303,6 +323,27 @@ def test_the_readme_names_only_targets_of_the_makefile() -> None:
         named = set(re.findall(r"(?:^|`)make ([\w-]+)", text(name), re.MULTILINE))
         assert named <= targets, name
     assert {"demo", "test", "check"} <= targets
+
+
+def test_the_readme_fits_a_screen_and_shows_the_report() -> None:
+    """No line of code over 88 characters; the two commands first; a picture small enough to be loaded anywhere."""
+    readme = re.sub(r"^## Quick start\n.*?```$", "", text("README.md"), flags=re.MULTILINE | re.DOTALL)
+    code = "".join(re.findall(r"^```\w+\n(.*?)^```", readme, re.MULTILINE | re.DOTALL))
+    indented = re.findall(r"^ {4}.*$", readme, re.MULTILINE)
+    assert [line for line in [*code.splitlines(), *indented] if len(line) > 88] == []
+    assert [line.split("#")[0].strip() for line in code.splitlines()[:2]] == ["make demo", "make test"]
+    assert (ROOT / "docs" / "report.png").stat().st_size < 300_000
+
+
+def test_a_block_shows_what_it_printed_and_drew(tmp_path: Path) -> None:
+    page = "```python\nimport matplotlib.pyplot as plt\n\nprint(6 * 7)\nplt.plot([1, 2])\n```\n"
+    first, second = execute.run(f"{page}\n```console\n$ byov --version\n```\n", tmp_path)
+    assert first.text == "42\n"
+    [(kind, content)] = first.figures
+    assert kind == "png"
+    assert content.startswith(b"\x89PNG")
+    assert second.text.startswith("byov ")
+    assert not second.figures
 
 
 # Links
@@ -348,7 +389,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings_handlers.python")
     pytest.importorskip("latex2mathml")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    plain = {**os.environ, "BYOV_DOCS": "plain"}  # the blocks have tests of their own
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, env=plain)
     assert done.returncode == 0, done.stderr
     for name in ("byov", "patching", "add_a_family"):
         page, source = (tmp_path / f"{name}.html").read_text(), re.sub(r"`[^`]*`", "", text(f"docs/{name}.md"))

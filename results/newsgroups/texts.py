@@ -54,7 +54,7 @@ def tokens(weights: Path, found: list[str]) -> dict[str, Tensor]:
 @torch.inference_mode()
 def embedded(weights: Path, data: Path, part: str, cache: Path, count: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the embeddings (N, 384) of so many texts, and their groups; computed once."""
-    file = cache / f"{part}.pt"
+    file = cache / f"{part}_{count or 'all'}.pt"
     if not file.exists():
         found, labels = (each[:count] for each in texts(data, part))
         batch, encoder = tokens(weights, found), AutoModel.from_pretrained(weights).eval()

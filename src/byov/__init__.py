@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from byov.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from byov.evaluation.opened import open as open
     from byov.evaluation.representation import representation_uncertainty
     from byov.posterior import (
         ECMP,
@@ -56,10 +57,11 @@ _ELSEWHERE = {
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
     "fit": "byov.train.fit",
+    "open": "byov.evaluation.opened",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
-torch, and a posterior neither timm nor torchvision."""
+torch, and a posterior neither timm nor torchvision. `open` is not in `__all__`: a star import would hide Python's."""
 
 _PARTS = (
     "data",
@@ -82,7 +84,7 @@ _PARTS = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in __all__ or name in _ELSEWHERE:
         found = globals()[name] = getattr(import_module(_ELSEWHERE.get(name, "byov.posterior")), name)
         return found
     if name in _PARTS:
@@ -91,7 +93,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS})
+    return sorted({*globals(), *__all__, *_ELSEWHERE, *_PARTS})
 
 
 __all__ = [

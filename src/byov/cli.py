@@ -76,6 +76,11 @@ def main() -> None:
         if first_process():
             Console(stderr=True).print(str(stop), markup=False, highlight=False, soft_wrap=True)
         sys.exit(0)
+    except RuntimeError as error:  # torch's only word for it
+        if not _memory(error):
+            raise
+        _tell(error, "it did not fit into memory: take fewer at a time (--set train.batch=…, or --batch-size).")
+        sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
         sys.exit(130)
@@ -90,16 +95,21 @@ def _check_words(words: list[str]) -> None:
             )
 
 
+def _memory(error: RuntimeError) -> bool:
+    """Tell whether the memory of a device, or of the machine, was too small."""
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
 def one_line(text: str) -> str:
     """Spell out line breaks, and whatever else a terminal would obey: a path may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell(error: Exception) -> None:
+def _tell(error: Exception, instead: str | None = None) -> None:
     """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
     if not first_process():
         return
-    sentence = str(error).strip()
+    sentence = str(error).strip() if instead is None else instead
     if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."
     Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), one_line(sentence)), soft_wrap=True)

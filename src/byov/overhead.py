@@ -59,7 +59,8 @@ def overhead(net: nn.Module, k: int = 5, on: str | None = None) -> list[Row]:
             others on all.
     """
     if on is not None and on not in PLACES and "*" not in on:
-        raise ValueError(f"A posterior goes on {', '.join(PLACES)} or a glob such as '*lora_*', not {on!r}.")
+        named = f"{', '.join(PLACES[:-1])} or {PLACES[-1]}"
+        raise ValueError(f"A posterior goes on a glob such as '*lora_*', {named}, not {on!r}.")
     found = list(occurrences(net))
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p, _ in found):
         raise ValueError("The network has lazy parameters without a shape: call it once before counting.")

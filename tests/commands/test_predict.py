@@ -270,3 +270,24 @@ def test_bad_input_is_told_in_a_sentence_and_nothing_is_written(runs: Path, call
         assert says in err, (words, err)
         assert "Traceback" not in err
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_picture_files_are_predicted_as_they_are_in_their_folder(
+    runs: Path, call: Call, tmp_path: Path, pictures: Path
+) -> None:
+    files = sorted(pictures.glob("*02?] a.png"))[:3]
+    for out, *data in (("one.csv", files[0]), ("three.csv", *files), ("folder.csv", pictures)):
+        assert call("predict", runs / "bbb", *data, "--samples", 3, "--out", out)[0] == 0
+    by_name = {Path(row.pop("input")).name: row for row in rows(tmp_path / "folder.csv")}
+    three = rows(tmp_path / "three.csv")
+    assert [row["input"] for row in three] == list(map(str, files))
+    for row in [*rows(tmp_path / "one.csv"), *three]:
+        assert row["predicted"] == by_name[Path(row["input"]).name]["predicted"]
+        assert float(row["entropy"]) == pytest.approx(float(by_name[Path(row["input"]).name]["entropy"]), rel=1e-4)
+    for bad, sentence in (
+        ([files[0], "digits"], "digits is no picture"),
+        (["none.jpg"], "There is no picture at none.jpg"),
+        ([files[0], "--split", "test"], "no splits"),
+    ):
+        status, _, said = call("predict", runs / "bbb", *bad, "--force")
+        assert (status, sentence in said) == (2, True)

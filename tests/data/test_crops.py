@@ -91,7 +91,7 @@ def test_the_paper_s_imagenet_is_read_as_224_of_256_pixels(tmp_path: Path) -> No
     recipe = load_config(Supervised, None, words)
     assert start(recipe, tmp_path / "run")
     assert start(recipe, tmp_path / "run", resume=True)
-    run = open_run(tmp_path / "run", Reading(trust=True))
+    run = open_run(tmp_path / "run", Reading(root=tmp_path, trust=True))
     assert run.images.images.shape == (16, 3, 28, 28)
     with Image.open(tmp_path / "imagenet" / "val" / "cat" / "0.png") as file:
         expected = CenterCrop(28)(Resize(32, F.InterpolationMode.BICUBIC)(file.convert("RGB")))

@@ -258,6 +258,20 @@ def test_a_reading_from_before_a_setting_has_its_default() -> None:
     assert not same_protocol(None, asked, defaults)
 
 
+def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
+    """What was read once makes the tables again; a setting that has no use may have another default by now."""
+    results = Path(__file__).parents[2] / "results" / "cifar100" / "patching" / "table4"
+    stored = Context(results, "full")
+    for method in ("vanilla", "emp", "ecmp"):
+        assert all(patching_runs.is_read(stored, method, seed) for seed in (0, 1, 2)), method
+    found = patching_runs.readings(replace(stored, partial=True))
+    assert {"dropout", "dropconnect", "emp_bn", "ecmp_bn", "ensemble", "emp_learned"} <= found.keys()
+    (*_, last) = corruption_errors(found, "ecmp")
+    assert last["mCE"] == pytest.approx(96.9, abs=0.05)  # as results/cifar100/README.md has it
+    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
+    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
+
+
 def test_corruption_errors_are_of_the_same_seeds() -> None:
     def reading(error: float, seed: int) -> dict[str, Any]:
         return {"errors": {"clean": [error / 2], "fog": [error] * 5}, "seed": seed}

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
+from byov.posterior.objective import usual_scale
 from byov.train.labelled_loss import negative_log_likelihood, scored, task_of
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -23,7 +24,7 @@ def model() -> byov.BayesianModule:
     return byov.bayesianize(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), byov.Gaussian(relative=0.05))
 
 
-@pytest.mark.parametrize("given", [[(X, Y)], [{"input": X, "labels": Y}]], ids=["pairs", "mapping"])
+@pytest.mark.parametrize("given", [[(X, Y)], (X, Y), [{"input": X, "labels": Y}]], ids=["pairs", "pair", "mapping"])
 def test_it_does_what_a_loop_by_hand_does(given: Any) -> None:
     mine = model()
     theirs, noise = copy.deepcopy(mine), mine.noise()
@@ -52,8 +53,17 @@ def test_it_learns_and_says_so_in_a_table() -> None:
     lines = repr(history).splitlines()
     assert lines[0].split() == ["epoch", "loss", "kl", "nll", "accuracy", "ece", "seconds"]
     assert sum(line.endswith("*") for line in lines) == 1
-    assert lines[-1].startswith("classification, N = 83;")  # 6·8 + 8 + 8·3 + 3 weights, more than 40 examples
+    assert lines[-1].startswith("classification, N = 40;")
     assert list(history.to_pandas().index) == list(range(1, len(history.rows) + 1))
+
+
+@pytest.mark.parametrize(("examples", "n", "end"), [(40, 40, 1.0), (21, 21, 1.0), (20, 83, 0.1)])
+def test_many_weights_for_each_example_are_paid_for_by_weight(examples: int, n: int, end: float) -> None:
+    """6·8 + 8 + 8·3 + 3 = 83 weights: more than four times 20."""
+    assert usual_scale(model(), examples) == (n, end)
+    history = byov.fit(model(), (X[:examples], Y[:examples]), 1)
+    assert history.n == n
+    assert usual_scale(nn.Linear(6, 3), 1) == (1.0, 1.0)
 
 
 def test_it_stops_and_keeps_the_best_weights() -> None:
@@ -146,13 +156,14 @@ def test_a_loss_of_ones_own() -> None:
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
-    ([], {}, "The loader is empty: there is nothing to learn from"),
+    ([], {}, "The loader is empty: there is nothing to fit on"),
     ([(X, Y)], {"validation": []}, "The loader is empty"),
-    ([(X, Y + 7)], {}, r"Labels are 0 … 2 for 3 outputs, not 7 … 9"),
-    ([(X, Y.float() + 0.5)], {"task": "classification"}, "Labels of classes are whole numbers"),
+    ([(X, Y + 7)], {}, "The label 9 is none of the network's 3 classes, 0 to 2"),
+    ([(X, Y.float() + 0.5)], {"task": "classification"}, "classes' numbers, not fractions"),
     ([(X, Y[:, None].float())], {}, "may be several things, or none: add task= or loss="),
-    ([(X,)], {}, r"fit needs labels: a loader gives \(x, y\) or a mapping with 'labels', not tuple"),
-    ([{"input": X}], {}, "not one with 'input'"),
+    ([(X, Y - 1)], {}, "The label -1 is no class, and not -100, which is none"),
+    ([(X,)], {}, "The labels are needed, too"),
+    ([{"input": X}], {}, "or of mappings with 'labels'"),
     (X, {}, r"fit takes a loader of \(x, y\)"),
     (iter([(X, Y)]), {}, "fit needs a loader with a length"),
     ([(X, Y)], {"epochs": 0}, "fit's epochs are a whole number above 0, not 0"),

@@ -368,9 +368,9 @@ def test_only_some_steps_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"log_var_lr": nan}, "train.log_var_lr is a number of at least 0 or none, not nan"),
+        ({"log_var_lr": nan}, "train.log_var_lr is a number from 0 to 1,000,000 or none, not nan"),
         ({"epochs": 0}, "train.epochs is a whole number from 1 to 1,000,000,000 or 'auto', not 0"),
-        ({"lr": 0.0}, "train.lr is a number above 0, not 0.0"),
+        ({"lr": 0.0}, "train.lr is a number above 0 and at most 1,000,000, not 0.0"),
         ({"lr_batch": 0}, "train.lr_batch is a whole number from 1"),
         ({"momentum": 2.0}, "train.momentum is a number from 0 to 1, not 2.0"),
         ({"minutes": nan}, "train.minutes is a number above 0 or none, not nan"),

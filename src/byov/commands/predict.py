@@ -17,7 +17,10 @@ Model = Annotated[
         " fitted on its training split), or python:module:function, which returns a classifier (logits)."
     ),
 ]
-Data = Annotated[str, typer.Argument(help="Predict a folder of images, an .npz file, or a data set by its name.")]
+Data = Annotated[
+    list[str],
+    typer.Argument(help="Predict these picture files, a folder of images, an .npz file, or a data set by its name."),
+]
 Split = Annotated[
     str | None,
     typer.Option(
@@ -77,9 +80,9 @@ def command(
 
     place = choose_device(device)
     if is_table(model):
-        if tolerance is not None or split is not None:
-            raise ValueError("A run on a table predicts all rows of a file, under as many draws each.")
-        rows = predict_run(model, data, samples, seed, out, place, force, trust)
+        if tolerance is not None or split is not None or len(data) > 1:
+            raise ValueError("A run on a table predicts all rows of one file, under as many draws each.")
+        rows = predict_run(model, data[0], samples, seed, out, place, force, trust)
         show(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
         return
     check_file(out, force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -51,7 +52,7 @@ def command(
 
     Example: byov reproduce 'byov/*' --scale quick
     """
-    from byov.commands.console import show
+    from byov.commands.console import announce, show
     from byov.device import choose_device
     from byov.report import tables
     from byov.reproduce.experiment import OutOfTime, check, contexts, discover, finished
@@ -70,7 +71,9 @@ def command(
     show(*(f"{name} is left out: {reason}." for name, reason in skipped.items()))
     failed: list[str] = []
     left: list[str] = []
-    for name, context in wanted.items():
+    started, done = monotonic(), 0
+    for i, (name, context) in enumerate(wanted.items()):
+        announce(name, i, len(wanted), done, monotonic() - started)
         before = None if force else finished(context.out)
         try:
             content = before or execute(known[name], context)
@@ -82,6 +85,7 @@ def command(
             failed.append(name)
             show(f"{name} failed: {error}")
         else:
+            done += before is None
             show(*tables.reproduced(content, context.out, again=before is not None), width=110)
     if left:
         show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command continues where it stopped.")

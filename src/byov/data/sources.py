@@ -13,7 +13,7 @@ import io
 import lzma
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -227,8 +227,9 @@ def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
         if download:
             raise ValueError(f"{name} could not be downloaded to {root}: {error}") from error
         raise ValueError(
-            f"{name} is not in {root}: download it (download=True, or --download), put {stored.name} there, "
-            "or name the folder that has it (root, or the environment's BYOV_DATA)."
+            f"{name} is not in {root}: let byov.data.load({name!r}, root={str(root)!r}, download=True) fetch it once in"
+            f" Python, put {stored.name} there, or name the folder that has it (--root, --set data.root=…, or the"
+            " environment's BYOV_DATA)."
         ) from error
     labels = torch.as_tensor(data.labels if hasattr(data, "labels") else data.targets).long()
     names = tuple(getattr(data, "classes", map(str, range(10))))
@@ -262,6 +263,20 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
     paths = tuple(loose or (path for paths in members.values() for path in paths))
     names = tuple(map(printable, members))
     return FolderSet(f"folder:{printable(root.name)}", paths, labels, names, image_size or 224, channels)
+
+
+def is_picture(path: str | Path) -> bool:
+    """Tell if a path is that of a picture, by its name: whether there is one or not."""
+    return str(path).lower().endswith(IMG_EXTENSIONS) and not Path(path).expanduser().is_dir()
+
+
+def pictures(paths: Sequence[str | Path], image_size: int | None = None, channels: int = 3) -> FolderSet:
+    """Return picture files as an unlabelled set, in the order given."""
+    files = [Path(path).expanduser() for path in paths]
+    if missing := [file for file in files if not file.is_file()]:
+        raise ValueError(f"There is no picture at {missing[0]}.")
+    name = files[0].name if len(files) == 1 else f"{len(files)} pictures"
+    return FolderSet(printable(name), tuple(map(str, files)), None, (), image_size or 224, channels)
 
 
 def _walk(path: Path) -> list[str]:

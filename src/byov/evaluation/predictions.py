@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from byov.data import Batches, FolderSet, ImageSet
 from byov.data.labelled import sized
 from byov.data.printable import printable, reason
-from byov.data.sources import SPLIT_FOLDERS
+from byov.data.sources import SPLIT_FOLDERS, is_picture, pictures
 from byov.files import check_out, replacing
 from byov.prediction import Prediction
 from byov.runs import Run
@@ -64,14 +64,26 @@ def check_file(path: Path, force: bool) -> None:
 
 
 def find_images(
-    data: str,
+    data: str | Sequence[str],
     split: str | None,
     root: str | Path | None,
     channels: int | None,
     image_size: int | None,
     native: bool = False,
 ) -> tuple[ImageSet | FolderSet, Path | None]:
-    """Load images, labelled or not, and return the folder that their files' names are relative to."""
+    """Load images, labelled or not, and return the folder that their files' names are relative to.
+
+    `data` is a folder, an .npz file, the name of a set, or one or more picture files.
+    """
+    several = [data] if isinstance(data, str) else list(data)
+    if several and all(map(is_picture, several)):
+        if split is not None:
+            raise ValueError("Picture files have no splits: leave out --split.")
+        return pictures(several, image_size, channels or 3), None
+    if len(several) != 1:
+        other = next((name for name in several if not is_picture(name)), "nothing")
+        raise ValueError(f"Predict several picture files, or else one folder, file or set: {other} is no picture.")
+    data = several[0]
     path = Path(data.removeprefix("folder:")).expanduser()
     if data.startswith("folder:") or (path.is_dir() and ":" not in data):
         splits = any((path / part).is_dir() for parts in SPLIT_FOLDERS.values() for part in parts)

@@ -64,7 +64,7 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
     if isinstance(x, Dataset) or type(x).__module__.startswith("datasets."):
         return None, DataLoader(x, ROWS)
     if isinstance(x, Tensor | Mapping | np.ndarray):
-        return without_labels(x, Takes.of(net)), ()
+        return x, ()
     if not isinstance(x, Iterable):
         allowed = "a tensor, a mapping of tensors, an array, a data set or a loader"
         raise TypeError(f"predict takes {allowed}, not {type(x).__name__}.")

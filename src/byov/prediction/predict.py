@@ -11,7 +11,18 @@ from torch import Generator, nn
 
 from byov.posterior.module import lock_of
 from byov.prediction.head import Head, Watch, alike, last_layer
-from byov.prediction.inputs import Batch, Takes, batches_of, device_of, first_of, posterior_of, ready, size_of, unwrap
+from byov.prediction.inputs import (
+    Batch,
+    Takes,
+    batches_of,
+    device_of,
+    first_of,
+    posterior_of,
+    ready,
+    size_of,
+    unwrap,
+    without_labels,
+)
 from byov.prediction.outputs import Output, Reading, Task
 from byov.prediction.resident import Resident, evaluating
 from byov.prediction.result import Prediction, Running
@@ -123,9 +134,10 @@ class Serving:
         if generator is None:
             generator = Generator(device_of(weights)).manual_seed(int(torch.randint(1 << 62, ())))
         with torch.inference_mode(False), torch.no_grad():
+            takes = Takes.of(self._called)
             if one is not None:
-                return self._tempered(self._batch(ready(one, weights), generator))
-            start, parts, takes = generator.get_state(), [], Takes.of(self._called)
+                return self._tempered(self._batch(ready(without_labels(one, takes), weights), generator))
+            start, parts = generator.get_state(), []
             for batch in _tracked(batches, progress):
                 generator.set_state(start)  # the same draws for every batch
                 parts.append(self._batch(ready(first_of(batch, takes), weights), generator))

@@ -10,7 +10,7 @@ from typing import Any
 
 from byov.evaluation.layers import PARTS, LayerHistory, aggregation, layer_history, per_epoch
 from byov.report.figures import layers_figure
-from byov.reproduce.byov_runs import BETAS, PRIORS, byov_run, handed_in, own_beta
+from byov.reproduce.byov_runs import BETAS, PRIORS, about_beta, byov_run, handed_in, own_beta
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 
 ALIKE = 0.01
@@ -38,6 +38,7 @@ def figure3(context: Context) -> Outcome:
         ]
     points = aggregation(list(histories.values()))
     note = f"{DECADES} in the last epoch. {points} One seed; the paper shows lines and gives no numbers."
+    note += about_beta(context)
     return Outcome(data, comparisons, layers_figure(histories), note)
 
 

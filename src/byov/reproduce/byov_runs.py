@@ -62,6 +62,13 @@ def own_beta(scale: Scale) -> float:
     return load(Pretrain, f"{RECIPES[scale]}_byov").posterior.beta_end
 
 
+def about_beta(context: Context) -> str:
+    """Say where β ends in a figure whose β the paper has from 0 to 1; "" of runs handed in, which may have any."""
+    if context.runs:
+        return ""
+    return f" β ends at {own_beta(context.scale):g}; in the paper at 1, with an N that it does not state."
+
+
 def byov_run(context: Context, prior: str = "normal", beta: float | None = None) -> Path:
     """Return a run of BYOV under one of the paper's priors, with β from 0 to `beta`, by default the recipe's own."""
     name, changes = "byov", []

@@ -21,7 +21,16 @@ from byov.evaluation.explore import SEVERITY, explore
 from byov.evaluation.humans import MEASURES, HumanAgreement
 from byov.evaluation.noise import NoiseVariance
 from byov.report.figures import EXPLORED
-from byov.reproduce.byov_runs import about, byol_run, byov_run, opened, pretrained, supervised, supervised_twin
+from byov.reproduce.byov_runs import (
+    about,
+    about_beta,
+    byol_run,
+    byov_run,
+    opened,
+    pretrained,
+    supervised,
+    supervised_twin,
+)
 from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
 from byov.runs import Run
 
@@ -69,7 +78,7 @@ def figure1b(context: Context) -> Outcome:
         comparisons.append(Comparison(f"share in the Gaussian's 50 % ellipse{words}", share, 0.5, None, verdict))
     note = (
         f"{len(linear.first):,} test images, {draws} draws (the paper: 50,000 and 1000). The paper gives"
-        " no correlation; 0.5 is what a Gaussian has."
+        f" no correlation; 0.5 is what a Gaussian has.{about_beta(context)}"
     )
     data = {"protocol": protocol, "alignment": part["alignment"]}
     return Outcome(data, comparisons, EXPLORED["alignment"]({**part, **_PAIR}), note)
@@ -100,6 +109,7 @@ def figure5(context: Context) -> Outcome:
         Comparison("draws after which the predictive std is within 10 %", settled),
     ]
     note = "1/√50 is what independent draws give; the paper shows lines and gives no numbers. One seed."
+    note += about_beta(context)
     return Outcome({"protocol": protocol, "convergence": part}, comparisons, EXPLORED["convergence"](part), note)
 
 

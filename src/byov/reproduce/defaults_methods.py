@@ -23,6 +23,7 @@ from byov.posterior import (
     Gaussian,
     bayesianize,
     elbo,
+    log_var_rate,
     norm_layers,
     output_layer,
     parameter_groups,
@@ -100,7 +101,8 @@ def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], No
     torch.manual_seed(seed)
     net, rules = task.network(), RULES[method]
     fitted = Fitted(net if rules is None else bayesianize(net, rules))
-    optimizer = torch.optim.Adam(parameter_groups(fitted, LR, STEPS))
+    noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # on a way as long as that of a log-variance
+    optimizer = torch.optim.Adam([*parameter_groups(fitted.net, LR, STEPS), noise])
 
     def step() -> None:
         fitted.train()

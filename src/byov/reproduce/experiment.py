@@ -7,7 +7,7 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -88,7 +88,11 @@ class Context:
             raise OutOfTime("The time is up.")
 
     def find(
-        self, name: str, protocol: dict[str, Any], defaults: dict[str, Any] | None = None
+        self,
+        name: str,
+        protocol: dict[str, Any],
+        defaults: dict[str, Any] | None = None,
+        unused: Collection[str] = (),
     ) -> dict[str, Any] | None:
         """Return what `kept` has kept under a name and protocol; None where there is nothing."""
         path = self.out / "parts" / f"{name}.json"
@@ -97,7 +101,8 @@ class Context:
         before = read_json(path)
         if not isinstance(before, dict) or "result" not in before:
             raise ValueError(f"{path} is damaged: remove it, and its part is measured again.")
-        return before["result"] if same_protocol(before.get("protocol"), self._asked(protocol), defaults) else None
+        same = same_protocol(before.get("protocol"), self._asked(protocol), defaults, unused)
+        return before["result"] if same else None
 
     def kept(
         self,
@@ -105,12 +110,14 @@ class Context:
         protocol: dict[str, Any],
         make: Callable[[], dict[str, Any]],
         defaults: dict[str, Any] | None = None,
+        unused: Collection[str] = (),
     ) -> dict[str, Any]:
         """Return `make()`, or what it returned in an earlier run of the same protocol.
 
-        So an interrupted experiment continues. A setting that an older protocol lacks had its value in `defaults`.
+        So an interrupted experiment continues. A setting that an older protocol lacks had its value in `defaults`;
+        `unused` ones may differ.
         """
-        before = self.find(name, protocol, defaults)
+        before = self.find(name, protocol, defaults, unused)
         if before is not None:
             return before
         self.check_time()
@@ -165,10 +172,14 @@ def contexts(
     return {name: replace(common, out=out / name) for name in names}
 
 
-def same_protocol(before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None) -> bool:
-    """Tell whether what was made under one protocol is what another asks for."""
+def same_protocol(
+    before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None, unused: Collection[str] = ()
+) -> bool:
+    """Tell whether what was made under one protocol is what another asks for, but for `unused` settings."""
+    if not isinstance(before, dict):
+        return False
     known = {key: value for key, value in plain(defaults or {}).items() if key in asked}
-    return isinstance(before, dict) and known | before == asked
+    return all((known | before).get(key, ...) == asked.get(key, ...) for key in {*before, *asked} - {*unused})
 
 
 def standard_error(values: list[float]) -> float | None:

@@ -10,6 +10,7 @@ from byov.data.corruptions import CORRUPTIONS
 from byov.metrics import functional as metrics
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 from byov.reproduce.patching_accuracy import about, holds
+from byov.reproduce.patching_reading import PROTOCOL
 from byov.reproduce.patching_runs import Readings, beside, in_rows, label, readings, row
 
 
@@ -94,7 +95,11 @@ def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: d
     found = readings(context, None if methods is None else in_rows(methods))
     shown = list(found) if methods is None else beside(found, methods)
     errors = {method: corruption_errors(found, method) for method in shown}
-    images = "Our corruptions are made as CIFAR-10-C's, on the same images for every method."
+    how = PROTOCOL[context.scale]
+    images = (
+        "Our corruptions are made as CIFAR-10-C's, on the same images for every method: at most"
+        f" {how['corruption_images']}, under {how['corruption_draws']} draws (the paper: 50,000 and 100)."
+    )
     note = f"{about(found, PLACE)} {images}"
     return Outcome({"errors": errors}, compare(found, errors, key, paper), note=note)
 

@@ -100,6 +100,17 @@ def _asked(context: Context, method: str) -> dict[str, Any]:
     return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
 
 
+GAUSSIANS = (
+    "posterior.log_var",
+    "posterior.relative",
+    "posterior.kl_scale",
+    "train.log_var_lr",
+    "train.log_var_optimizer",
+)
+"""Settings without a use here, where nothing is Gaussian and the penalty is L2: readings of before they had other
+defaults."""
+
+
 def _defaults() -> dict[str, Any]:
     return flatten(to_dict(Supervised()))
 
@@ -114,14 +125,14 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
         return read(run, context, METHODS[method].label)
 
     shared = replace(own, out=runs_folder(context))
-    found = shared.kept(f"{method}_seed{seed}", _asked(own, method), make, _defaults())
+    found = shared.kept(f"{method}_seed{seed}", _asked(own, method), make, _defaults(), GAUSSIANS)
     return {**found, "seed": seed, "label": METHODS[method].label, "row": METHODS[method].row or method}
 
 
 def is_read(context: Context, method: str, seed: int) -> bool:
     """Tell whether there is a reading of that method and seed; its run may be gone."""
     shared = replace(context, out=runs_folder(context), seed=seed)
-    return shared.find(f"{method}_seed{seed}", _asked(shared, method), _defaults()) is not None
+    return shared.find(f"{method}_seed{seed}", _asked(shared, method), _defaults(), GAUSSIANS) is not None
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> Readings:
@@ -212,6 +223,8 @@ def _posterior(settings: dict[str, Any]) -> dict[str, Any]:
     found = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("posterior.")}
     if found["start"] == "auto":
         found["start"] = "reset" if found["family"] == "ensemble" else "copy"
+    if found["spread"] == "auto" and found["start"] == "reset":
+        found["spread"] = 0.0
     return found
 
 

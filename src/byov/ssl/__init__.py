@@ -7,7 +7,7 @@ from byov.ssl.heads import Student, head
 from byov.ssl.learner import Learner
 from byov.ssl.objective import Objective
 from byov.ssl.probe import Probe, ProbeSettings, evaluate_probe
-from byov.ssl.registry import OBJECTIVES, objective
+from byov.ssl.registry import OBJECTIVES
 from byov.ssl.views import View, Views
 
 __all__ = [
@@ -25,6 +25,5 @@ __all__ = [
     "evaluate_probe",
     "features",
     "head",
-    "objective",
     "regression_loss",
 ]

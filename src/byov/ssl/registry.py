@@ -21,6 +21,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "vicreg": VICReg,
     "dino": DINO,
 }
+"""The objectives that a recipe may name."""
 
 
 def objective(name: str) -> type[Objective]:

@@ -50,6 +50,10 @@ NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 10**6, above=True)]
 """Of another number; it may be more than all of it."""
+Rate = Annotated[float, Range(0, 10**6, above=True)]
+"""Of learning; beyond it an optimizer's step is no float32."""
+Multiple = Annotated[float, Range(0, 10**6)]
+"""Of a learning rate or of the weights."""
 LogVariance = Annotated[float, Range(-100_000, 80)]
 Sigma = Annotated[float, Range(0, 10**18)]
 """Beyond either a variance is no float32."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 import torch.nn.functional as F
 from torch import Generator, nn
 
 from byov.data import Batches, ImageSet
+from byov.train.config import Rate
 from byov.train.supervised import Supervised
+
+RATES = get_args(Rate)[1]
 
 
 class FineTune:
@@ -37,9 +42,9 @@ class FineTune:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if epochs < 1 or lr <= 0:
+        if epochs < 1 or lr not in RATES:
             raise ValueError(
-                f"Fine-tuning takes at least one epoch and a learning rate above 0, not {epochs} and {lr}."
+                f"Fine-tuning takes at least one epoch and a learning rate {RATES}, not {epochs} and {lr}."
             )
         self.augment = recipe.augmentation(mean, std)
         self.batches = Batches(train, min(recipe.train.batch_size, len(train)), seed=seed)
@@ -56,3 +61,5 @@ class FineTune:
                 logits = net(self.augment(batch.images, self.generator))
                 F.cross_entropy(logits, batch.labels).backward()
                 self.optimizer.step()
+        if not all(bool(p.isfinite().all()) for p in net.parameters()):
+            raise ValueError(f"Fine-tuning diverged with a learning rate of {self.lr}: choose a lower one.")

@@ -14,11 +14,12 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from byov.posterior import beta, elbo
+from byov.posthoc.labelled import labelled
 from byov.prediction import Serving
 from byov.prediction.inputs import device_of
 from byov.train import Diverged
 from byov.train.history import History
-from byov.train.labelled_loss import Criterion, Labelled, scored
+from byov.train.labelled_loss import Criterion, scored
 from byov.train.schedules import warmup_cosine
 
 Precision = Literal["auto", "32-true", "bf16-mixed"]
@@ -60,12 +61,12 @@ class Fitting:
         self.model.train()
         whole = loss = torch.zeros(())
         total, count = torch.zeros(()), 0
-        for batch in loader:
+        for x, y in labelled(loader, self.criterion.net):
             rate = warmup_cosine(self.step, self.steps, round(WARMUP * self.steps))
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial"] * rate
             with self._cast():
-                loss = self.criterion(batch)
+                loss = self.criterion(x, y)
             weight = beta(self.step, self.steps, self.beta_end)
             whole = elbo(loss, self.model, self.history.n, weight) if self.criterion.posterior is not None else loss
             self.history.task = self.criterion.name
@@ -74,8 +75,6 @@ class Fitting:
             self.optimizer.step()
             self.step, count, total = self.step + 1, count + 1, total + loss.detach().cpu()
             self.advance(f"epoch {len(self.history.rows) + 1} loss {float(total) / count:.4g}")
-        if count == 0:
-            raise ValueError("The loader is empty: there is nothing to learn from.")
         if not isfinite(last := float(whole.detach())):
             raise Diverged(f"The loss is {last} after {self.step} steps: try a lower lr.")
         return {"loss": float(total) / count, "kl": last - float(loss.detach())}
@@ -85,13 +84,12 @@ class Fitting:
         """Score the posterior predictive; or, where the loss is the user's own, the mean weights by it."""
         self.model.eval()
         if self.criterion.loss is not None:
-            losses = [float(self.criterion(batch)) for batch in loader]
+            losses = [float(self.criterion(x, y)) for x, y in labelled(loader, self.criterion.net)]
             return {"nll": sum(losses) / len(losses)}
         labels: list[Tensor] = []
 
         def inputs() -> Iterator[Any]:
-            for batch in loader:
-                x, y = Labelled.of(batch, self.criterion.takes)
+            for x, y in labelled(loader, self.criterion.net):
                 labels.append(y)
                 yield x
 

@@ -1,46 +1,24 @@
-"""What a batch of a user's loader holds, the loss that its labels ask for, and the scores of a prediction of them."""
+"""The loss that the labels of a user's loader ask for, and the scores of a prediction of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import log, pi
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from byov.metrics import functional as scores
 from byov.posterior import BayesianModule
-from byov.prediction.inputs import LABELS, Takes, call, first_of, ready
+from byov.posthoc.labelled import class_numbers
+from byov.prediction.inputs import call, ready
 from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
 from byov.prediction.result import Prediction
 
 IGNORED = -100
 """The label of a token or a pixel that does not count, as everywhere in torch."""
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Labelled(NamedTuple):
-    """The inputs of a batch and their labels."""
-
-    inputs: Any
-    labels: Tensor
-
-    @classmethod
-    def of(cls, batch: Any, takes: Takes) -> Labelled:
-        """Take the labels out of (x, y), (a, b, y) or a mapping with "labels"."""
-        if isinstance(batch, Mapping):
-            name = next((name for name in LABELS if name in batch), None)
-            if name is not None:
-                return cls({key: value for key, value in batch.items() if key != name}, torch.as_tensor(batch[name]))
-        elif isinstance(batch, tuple | list) and len(batch) > 1:
-            return cls(first_of(batch, takes), torch.as_tensor(batch[-1]))
-        raise TypeError(f"fit needs labels: a loader gives (x, y) or a mapping with 'labels', not {_said(batch)}.")
-
-
-def _said(batch: Any) -> str:
-    return f"one with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
 
 
 class Criterion:
@@ -61,7 +39,7 @@ class Criterion:
         tau: float,
     ) -> None:
         net = inner if posterior is not inner or posterior is None else posterior.net
-        self.model, self.posterior, self.takes, self.loss, self.tau = model, posterior, Takes.of(net), loss, tau
+        self.model, self.net, self.posterior, self.loss, self.tau = model, net, posterior, loss, tau
         self.reading, self.shift = Reading(task, output, net), False
 
     @property
@@ -69,9 +47,8 @@ class Criterion:
         """Return what is minimised, in a word."""
         return "its own loss" if self.loss is not None else str(self.reading.task)
 
-    def __call__(self, batch: Any) -> Tensor:
+    def __call__(self, x: Any, y: Tensor) -> Tensor:
         """Return the mean loss of a batch under the weights of one call."""
-        x, y = Labelled.of(batch, self.takes)
         outputs = call(self.model, ready(x, self.model), self._tensor)
         if self.loss is not None:
             return self.loss(outputs, y.to(outputs.device)).mean()
@@ -134,13 +111,10 @@ def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, 
 
 def check_classes(labels: Tensor, classes: int) -> None:
     """Refuse labels that are no classes; before they are on a GPU, which would end the process."""
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
-        raise ValueError("Labels of classes are whole numbers: for others add task='regression'.")
-    counted = labels[labels != IGNORED]
-    if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
-        raise ValueError(
-            f"Labels are 0 … {classes - 1} for {classes} outputs, not {int(counted.min())} … {int(counted.max())}."
-        )
+    labels = class_numbers(labels, classes)
+    if bool(((labels < 0) & (labels != IGNORED)).any()):
+        least = int(labels[labels != IGNORED].min())
+        raise ValueError(f"The label {least} is no class, and not {IGNORED}, which is none.")
 
 
 def scored(prediction: Prediction, labels: Tensor) -> dict[str, float]:

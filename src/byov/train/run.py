@@ -20,6 +20,7 @@ from byov.train.config import flatten, to_dict
 from byov.train.fabric import agreed, aloud, make_fabric, say, together
 from byov.train.lock import locked
 from byov.train.loop import Loop, Task
+from byov.train.readme import write_readme
 from byov.train.signals import Signals
 from byov.train.train_config import ON_CPU, ON_GPU
 
@@ -123,6 +124,8 @@ def execute(
         if loop.signal:
             raise Stopped(summary(loop, finished))
         if fabric.is_global_zero:
+            if finished:
+                write_readme(run, kind, recipe, summary(loop, finished).removeprefix(f"{run}: ").capitalize())
             _say(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.

@@ -22,7 +22,7 @@ from byov.models import regression_mlp
 from byov.models.registry import call_entry
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import Count, NonNegative, Positive, Width, check, from_dict
+from byov.train.config import Count, NonNegative, Positive, Rate, Width, check, from_dict
 from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig
 from byov.train.run import execute, reopen
@@ -88,7 +88,7 @@ class TableTrain(TrainConfig):
     batch: Count = 100
     precision: Precision = "32-true"
     compile: bool = False
-    lr: Positive = 1e-2
+    lr: Rate = 1e-2
     warmup: NonNegative = 0.0
 
 

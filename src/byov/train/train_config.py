@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-from byov.train.config import Count, Fraction, NonNegative, Positive, Range, check
+from byov.train.config import Count, Fraction, Multiple, NonNegative, Positive, Range, Rate, check
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
 Auto = Literal["auto"]
@@ -27,24 +27,24 @@ class TrainConfig:
     """Images per optimizer step, over all processes and accumulated parts. "auto": 256, or of fewer than 512 images the
     largest power of two that fits into them twice."""
     optimizer: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
-    lr: Positive = 1e-3
+    lr: Rate = 1e-3
     lr_batch: Count | None = None
     """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
-    log_var_lr: NonNegative | None = None
+    log_var_lr: Multiple | None = None
     """The learning rate of a Gaussian's ρ = log σ², in units of `lr`. None: `byov.posterior.log_var_rate` of the run's
     steps, along the same schedule, whatever `lr` and `optimizer` are."""
     log_var_optimizer: Literal["same", "adam"] = "adam"
     """What moves ρ: Adam also beside `sgd` and `lars`, whose steps are too short for it; or the `optimizer` itself."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: Multiple = 0.0
     decay: Literal["weights", "all"] = "weights"
     """What is decayed: weights, or biases and norms too, as by plain SGD; never ρ. `lars` decays weights only."""
     momentum: Fraction = 0.9
     nesterov: bool = False
     """Of `sgd`."""
-    eta: NonNegative = 1e-3
+    eta: Multiple = 1e-3
     warmup: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine."""
-    lr_end: NonNegative = 0.0
+    lr_end: Multiple = 0.0
     """Where the cosine ends, in units of `lr`; 1 keeps the rate constant after the warm-up."""
     clip: Positive | None = None
     accumulate: Count = 1

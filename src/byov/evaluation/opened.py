@@ -1,0 +1,130 @@
+"""A command's run in Python: its network, its classes, and what it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from byov.data import Batches, FolderSet, ImageSet
+from byov.data.config import Like
+from byov.data.tables import features
+from byov.device import choose_device
+from byov.evaluation.predictions import find_images
+from byov.evaluation.regressions import predicted
+from byov.prediction import Prediction
+from byov.runs import Reading, Run, open_run, read_header
+from byov.runs.header import is_table
+from byov.train.tabular import Regressor, Tabular, restore
+
+
+class Opened:
+    """A run of `byov train` on images, or of `byov pretrain`, whose probe predicts, fitted when first asked.
+
+    Attributes:
+        run: all there is to read: data, predictor, protocol.
+        model: the network, a BayesianModule where it has a posterior; in eval mode.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.model = run, run.network.eval()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes."""
+        if self.run.class_names is None:
+            _ = self.run.predictor  # which is fitted to them
+        return self.run.class_names or ()
+
+    @property
+    def recipe(self) -> dict[str, Any] | None:
+        """Return how the network is made, for `model.save_pretrained(…, recipe=run.recipe)`; None of one's own."""
+        about = {} if self.run.header is None else self.run.header.about
+        name = about.get("config", {}).get("model", {}).get("name", "python:")
+        if self.run.kind != "train" or name.startswith("python:"):
+            return None
+        channels, size = about["shape"]
+        return {"byov": name, "classes": len(self.classes), "channels": channels, "image_size": size}
+
+    def predict(self, x: Any, samples: int | None = None) -> Prediction:
+        """Predict images: under `samples` draws, by default the reading's; at μ with 0, or without a posterior.
+
+        `x` is a picture file or several, a folder, a data set or its name, or a tensor or an array (N, C, H, W) of
+        uint8, or of floats in [0, 1]. Every call uses the same draws.
+        """
+        count = self.run.reading.samples if samples is None else samples
+        if count < 0:
+            raise ValueError(f"predict takes a number of draws, or 0 for μ, not {samples}.")
+        return self.run.predictor(self._pixels(x), count if count and self.run.posterior else None)
+
+    def _pixels(self, x: Any) -> Tensor:
+        """Return images as floats in [0, 1]."""
+        if isinstance(x, str | Path) or (isinstance(x, Sequence) and all(isinstance(i, str | Path) for i in x)):
+            names = str(x) if isinstance(x, str | Path) else [str(name) for name in x]
+            x, _ = find_images(names, None, self.run.reading.root, *self.run.shape)
+        if isinstance(x, FolderSet):
+            batches = Batches(x, 256, shuffle=False, drop_last=False)
+            x = torch.cat([batch.images for batch in batches])
+            if batches.unreadable:
+                raise ValueError(batches.left_out())
+        x = x.images if isinstance(x, ImageSet) else torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            raise TypeError("predict takes picture files, a folder, a data set, or images (N, C, H, W).")
+        return (x / 255 if x.dtype == torch.uint8 else x.float()).to(self.run.reading.device)
+
+
+class OpenedTable:
+    """A run of `byov train` on a table.
+
+    Attributes:
+        model: the network of standardised features and targets, a BayesianModule where it has a posterior.
+        columns: the features' names, where the table has them.
+    """
+
+    def __init__(self, module: Regressor, recipe: Tabular, like: Like, reading: Reading) -> None:
+        self.module, self.recipe, self.like, self.reading = module, recipe, like, reading
+        self.model: nn.Module = module.net.eval()
+        self.columns = like.columns
+
+    def predict(self, x: Any, samples: int | None = None) -> Prediction:
+        """Predict rows (N, D), or those of a file, at their own scale; `std` has the noise in it, `epistemic` not."""
+        if isinstance(x, str | Path):
+            x = features(str(x), self.like.channels, self.recipe.data.column, self.like.columns, self.like.target)
+        count = self.reading.samples if samples is None else samples
+        found = predicted(self.module, self.like, torch.as_tensor(x), count or None, self.reading.seed)
+        return Prediction(
+            mean=found.mean,
+            std=found.std,
+            entropy=None,
+            expected_entropy=None,
+            mutual_information=None,
+            samples=len(found.draws),
+            strategy="loop",
+            task="regression",
+            aleatoric=(1.0 / found.precision).expand_as(found.mean),
+            epistemic=found.spread.square(),
+        )
+
+
+def open(path: str | Path, device: str = "auto", trust: bool = False, **reading: Any) -> Opened | OpenedTable:
+    """Open what `byov train` or `byov pretrain` left in a folder.
+
+    Args:
+        path: the folder, or its checkpoint.
+        device: "auto" is a GPU where there is one.
+        trust: import the code that the run's recipe names, `python:module:function`.
+        reading: what else `byov.runs.Reading` takes, such as samples, seed, root.
+
+    Example:
+        run = byov.open("runs/bbb")
+        run.predict("picture.jpg").mean, run.classes
+    """
+    settings = Reading(device=choose_device(device), trust=trust, **reading)
+    if is_table(str(path)):
+        header = read_header(path, ["table"]).trusted(trust)
+        return OpenedTable(*header.restored(restore, settings.device), settings)
+    return Opened(open_run(path, settings))

@@ -1,0 +1,85 @@
+"""The README.md of a finished run: what it is, how it was made, and how to use it from Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from byov.files import replacing
+from byov.train.config import flatten, to_dict
+
+MARK = "<!-- Written by byov when the run ended, and again when it goes on; without this line it is yours. -->"
+FILES = {
+    "checkpoint.safetensors": "the weights, with the whole recipe",
+    "log.jsonl": "loss, KL and the like on the way, a line each",
+    "layers.jsonl": "σ and |μ|/σ of each layer on the way",
+    "tensorboard": "the same for TensorBoard",
+}
+MADE = {"pretrain": "pretrain", "train": "train", "table": "train"}
+"""By the kind of run, the verb that makes it."""
+
+USED = {
+    "pretrain": """```python
+import byov
+
+run = byov.runs.open_run({path})
+images = byov.data.load({data}, "test").images
+byov.features(run.encoder, images, **run.probe_options)            # (N, D); draws=30 for (30, N, D)
+```""",
+    "train": """```python
+import byov
+
+run = byov.runs.open_run({path})
+images = byov.data.load({data}, "test").images / 255               # (N, C, H, W), in [0, 1]
+prediction = run.predictor(images, 30)                             # under 30 draws; without a number at μ
+prediction.mean, prediction.entropy, prediction.mutual_information
+```""",
+    "table": """    byov predict {folder} rows.csv --out predictions.csv""",
+}
+
+
+def write_readme(run: Path, kind: str, recipe: Any, summary: str) -> None:
+    """Write RUN/README.md, unless there is one that is not ours."""
+    path = run / "README.md"
+    if path.exists() and not (path.is_file() and path.read_bytes().startswith(MARK.encode())):
+        return
+    text = readme(run, kind, recipe, summary)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with replacing(path) as fresh:
+            fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
+    """Return the text; the same for the same run."""
+    import byov
+
+    data, family = recipe.data.name, recipe.posterior.family
+    what = {"pretrain": "An encoder, learned without labels", "train": "A classifier"}.get(kind, "A regression")
+    posterior = "without a posterior" if family == "none" else f"with a posterior over its weights, `{family}`"
+    lines = [f"- `{name}`: {words}" for name, words in FILES.items() if (run / name).exists()]
+    use = USED.get(kind, "").format(path=json.dumps(str(run)), data=json.dumps(data), folder=shlex.quote(str(run)))
+    parts = [
+        MARK,
+        f"# {run.name}",
+        f"{what} of {data}, {posterior}. {summary}, by byov {byov.__version__}.",
+        *("\n".join(lines),) * bool(lines),
+        "Made by this command; what it does not name is as by default:",
+        f"    byov {MADE.get(kind, 'train')} --run {shlex.quote(str(run))}" + "".join(changes(recipe)),
+        *(("From Python:" if "```" in use else "To use it:"), use) * bool(use),
+        f"Next: `byov evaluate {shlex.quote(str(run))} --shift augmentations --out results.json`, and"
+        f" `byov report {shlex.quote(str(run))}` beside another run." * (kind != "table"),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def changes(recipe: Any) -> list[str]:
+    """Return ` --set key=value` for each setting that is not as by default, a line each."""
+    usual, own = (flatten(to_dict(each)) for each in (type(recipe)(), recipe))
+    found = []
+    for key, value in own.items():
+        if value is not None and value != usual.get(key):
+            written = value if isinstance(value, str) else json.dumps(value)
+            found.append(f" \\\n        --set {shlex.quote(f'{key}={written}')}")
+    return found

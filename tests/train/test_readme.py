@@ -1,0 +1,49 @@
+"""The README.md of a finished run: its command makes the same recipe, its Python runs, a user's own is left alone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byov.runs import read_header
+from byov.ssl import pretrain
+from byov.train import supervised
+from byov.train.config import load_config, to_dict
+from byov.train.readme import MARK
+
+SMALL = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "train.log_every=1"]
+KINDS: dict[str, tuple[Any, Any, list[str]]] = {
+    "pretrain": (pretrain, pretrain.Pretrain, ["model.encoder=convnet32", "model.hidden=8", "model.outputs=4"]),
+    "train": (supervised, supervised.Supervised, ["model.name=convnet16", "posterior.family=emp", "data.holdout=0.25"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_how_it_was_made_and_used(kind: str, tmp_path: Path) -> None:
+    module, recipe, changes = KINDS[kind]
+    run = tmp_path / "a run"
+    assert module.start(load_config(recipe, None, [*SMALL, *changes]), run)
+    text = (run / "README.md").read_text()
+    assert text.startswith(MARK)
+    [command] = re.findall(r"^    byov (?:.*\\\n)*.*", text, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words[:4] == ["byov", kind, "--run", str(run)]
+    assert (
+        to_dict(load_config(recipe, None, words[5::2])) == read_header(run).config
+    )  # with what the machine has decided
+    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert len(names["images"]) == 450
+    assert ("prediction" in names) == (kind == "train")
+
+
+def test_one_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    module, recipe, changes = KINDS["train"]
+    (tmp_path / "README.md").write_text("mine")
+    assert module.start(load_config(recipe, None, [*SMALL, *changes]), tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
