@@ -78,25 +78,15 @@ def laplace(
     if posterior_of(net) is not None:
         raise ValueError("The network has a posterior already: give byov.laplace a plain one, such as model.point().")
     reading = Reading(task, output, net)
-    last, loss, numbers = LastLayer(net, reading), torch.zeros(()), 0
-    curvature: Curvature | None = None
-    with torch.inference_mode(False), torch.no_grad(), evaluating(net), last.watching():
-        for features, outputs, labels in _passes(net, last, reading, loader):
-            likelihood = _likelihood(reading.task, outputs, noise)
-            each, d, o, rows = loss_and_hessian(likelihood, outputs, labels)
-            curvature = curvature or _curvature(structure, last.found())
-            curvature.add(features[rows], d, o)
-            loss, numbers = loss + each, numbers + d.numel()
+    with torch.inference_mode(False), torch.no_grad(), evaluating(net), (last := LastLayer(net, reading)).watching():
+        curvature, totals, likelihood = _curved(_passes(net, last, reading, loader), last, reading, structure, noise)
         held = None if validation is None else _held_out(_passes(net, last, reading, validation), likelihood)
-    assert curvature is not None
-    if not curvature.count or not bool(torch.isfinite(loss)):
-        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
     share = 1.0 if examples is None else examples / curvature.count
     if share < 1:
         raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
     curvature.scale(share)
-    totals, given = (share * float(loss), round(share * numbers)), (prior_precision, noise)
-    return _fitted(net, last, curvature, totals, given, likelihood, held)
+    totals = share * totals[0], round(share * totals[1])
+    return _fitted(net, last, curvature, totals, (prior_precision, noise), likelihood, held)
 
 
 def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -105,6 +95,23 @@ def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> I
         features, outputs = last(ready(x, net))
         reading.shaped(outputs[None])  # decides the task, or refuses to
         yield features.flatten(0, -2), outputs.flatten(0, -2), labels.to(outputs.device)
+
+
+def _curved(
+    passes: Iterable[tuple[Tensor, Tensor, Tensor]], last: LastLayer, reading: Reading, structure: str, noise: Any
+) -> tuple[Curvature, tuple[float, int], Likelihood]:
+    """Add up the curvature, the loss, and how many numbers the labels ask for; say which likelihood it is."""
+    curvature, loss, numbers = None, torch.zeros(()), 0
+    for features, outputs, labels in passes:
+        likelihood = _likelihood(reading.task, outputs, noise)
+        each, d, o, rows = loss_and_hessian(likelihood, outputs, labels)
+        curvature = curvature or _curvature(structure, last.found())
+        curvature.add(features[rows], d, o)
+        loss, numbers = loss + each, numbers + d.numel()
+    assert curvature is not None
+    if not curvature.count or not bool(torch.isfinite(loss)):
+        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+    return curvature, (float(loss), numbers), likelihood
 
 
 def _held_out(passes: Iterable[tuple[Tensor, Tensor, Tensor]], likelihood: Likelihood) -> tuple[Tensor, Tensor]:
