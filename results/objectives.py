@@ -97,12 +97,14 @@ DIGITS = {"NLL": 3, "shifted NLL": 2, "R-AUROC": 2}
 
 
 def collect() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Read what there is, by objective and family."""
-    found = {
-        (name, family): [json.loads(path.read_text()) for path in sorted(FOLDER.glob(f"{name}_{family}_seed*.json"))]
-        for name, family in product(OBJECTIVES, FAMILIES)
-    }
-    return {key: runs for key, runs in found.items() if runs}
+    """Read what there is with a posterior and without, by objective and family, seed by seed."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, seed in product(OBJECTIVES, SEEDS):
+        paths = {family: FOLDER / f"{name}_{family}_seed{seed}.json" for family in FAMILIES}
+        if all(path.exists() for path in paths.values()):
+            for family, path in paths.items():
+                found.setdefault((name, family), []).append(json.loads(path.read_text()))
+    return found
 
 
 def values(runs: list[dict[str, Any]], column: str, how: str) -> tuple[float, float]:
@@ -157,10 +159,11 @@ def figure(found: dict[tuple[str, str], list[dict[str, Any]]]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--only", nargs="*", default=list(OBJECTIVES), choices=OBJECTIVES, help="these objectives")
     parser.add_argument("--show", action="store_true")
     words = parser.parse_args()
     deadline = monotonic() + 60 * words.minutes
-    for seed, name, family in product(SEEDS, OBJECTIVES, FAMILIES):
+    for seed, name, family in product(SEEDS, words.only, FAMILIES):
         if not words.show and monotonic() < deadline:
             make(name, family, seed)
             print(f"{name} {family} {seed}: {monotonic() - deadline + 60 * words.minutes:.0f} s", flush=True)
