@@ -63,6 +63,7 @@ def test_a_round_trip_changes_no_bit(kind: Kind, family: Any, tmp_path: Path) ->
 )
 def test_a_library_s_network_says_itself_how_it_is_made(make: Any, family: Any, tmp_path: Path) -> None:
     model = byov.bayesianize(make(), {byov.norm_layers: family, byov.output_layer: family})
+    shake(model, 0.01)
     model.save_pretrained(tmp_path)
     channels = next(m.in_channels for m in model.net.modules() if isinstance(m, nn.Conv2d))
     same(model, byov.load(tmp_path), torch.randn(2, channels, 64, 64))
@@ -86,6 +87,18 @@ def test_priors_ties_dtypes_and_frozen_weights_travel(prior: Any, tmp_path: Path
         prior.ema.update(model, 0.9)
     model.save_pretrained(tmp_path / "mlp")
     same(model, byov.load(tmp_path / "mlp", mlp()), torch.randn(3, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [byov.FullGaussian(), byov.KroneckerGaussian(), byov.Shared(0.1), byov.ECMP(3, learn_probs=True, sigma=0.1)],
+    ids=lambda family: type(family).__name__,
+)
+def test_families_with_other_roles_travel(family: Any, tmp_path: Path) -> None:
+    model = byov.bayesianize(mlp(), {byov.output_layer: family})
+    shake(model)
+    model.save_pretrained(tmp_path)
+    same(model, byov.load(tmp_path, mlp()), torch.randn(3, 6))
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
@@ -181,6 +194,26 @@ def test_what_does_not_fit_is_one_sentence(change: Any, net: Any, sentence: str,
     with pytest.raises(ValueError, match=sentence) as error:
         byov.load(tmp_path, None if net is None else net())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_module_is_imported_by_a_name_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT imports what `megatron_core` names, and Transformers what `auto_map` does."""
+    model = KINDS["lora-bert"].model(byov.Gaussian())
+    model.save_pretrained(tmp_path / "there")
+
+    def change(about: Any) -> None:
+        recipe = about["network"]["recipe"]
+        recipe["peft"]["default"] |= {"megatron_config": {"x": 1}, "megatron_core": "stranger"}
+        recipe["on"]["config"] |= {"auto_map": {"AutoModel": "stranger.Net"}}
+
+    edited(tmp_path / "there", change)
+    (tmp_path / "stranger.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    same(model, byov.load(tmp_path / "there"), KINDS["lora-bert"].batch())
+    edited(tmp_path / "there", lambda about: about["network"]["recipe"]["on"].update(attention="somebody/kernels"))
+    with pytest.raises(ValueError, match="its attention is eager, sdpa"):
+        byov.load(tmp_path / "there")
 
 
 @pytest.mark.parametrize("name", ["byov.json", "model.safetensors"])

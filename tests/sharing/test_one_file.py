@@ -95,6 +95,37 @@ def test_other_tasks_and_outputs(make: Any, options: dict[str, Any], tmp_path: P
     agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), 4, **options)
 
 
+class Headed(nn.Module):
+    """A network that byov does not know, whose last layer has no bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.calls = nn.Linear(6, 8), nn.Linear(8, 3, bias=False), 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.head(torch.relu(self.body(x))),)
+
+
+@pytest.mark.parametrize("make", [mlp, Headed])
+def test_a_random_last_layer_takes_one_pass(make: Any, tmp_path: Path) -> None:
+    model = byov.bayesianize(make(), {byov.output_layer: byov.FullGaussian(log_var=-2.0)})
+    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", 20, generator=seeded(3))
+    agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), 20, strategy="loop")
+    program = torch.export.load(tmp_path / "m.pt2")
+    products = [node for node in program.graph.nodes if "linear" in str(node.target)]
+    assert len(products) <= 3  # the body's, the layer's own, and all draws of the layer
+
+
+def test_members_and_temperatures(tmp_path: Path) -> None:
+    model = byov.from_checkpoints([mlp().eval(), mlp().eval(), mlp().eval()])
+    options: Any = {"temperature": byov.Temperature(2.0)}
+    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", "members", **options)
+    x = torch.randn(7, 6)
+    found, expected = run(tmp_path / "m.pt2", x), byov.predict(model, x, "members", **options)
+    for name, value in found.items():
+        torch.testing.assert_close(value, getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
 def test_the_point_network_exports_as_any_network(tmp_path: Path) -> None:
     model = byov.bayesianize(NarrowResNet(), byov.Gaussian()).eval()
     shake(model)

@@ -263,7 +263,7 @@ def test_words_and_gaps_are_refused(call: Any, tmp_path: Path, cells: str, sente
 def test_readings_that_a_table_does_not_have_are_refused(call: Any, wells: Path, fitted: Path, tmp_path: Path) -> None:
     assert "without shifts" in call("evaluate", fitted, "--shift", "corruptions")[2]
     assert "without shifts" in call("evaluate", fitted, "--limit", 5)[2]
-    assert "all rows of a file" in call("predict", fitted, wells, "--tolerance", 0.1)[2]
+    assert "all rows of one file" in call("predict", fitted, wells, "--tolerance", 0.1)[2]
     assert "written as .csv" in call("predict", fitted, wells, "--out", tmp_path / "p.npz")[2]
 
 

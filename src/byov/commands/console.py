@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,3 +45,10 @@ def progress() -> Iterator[Advance]:
     with Progress(*columns, *times, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+
+
+def announce(name: str, place: int, of: int, done: int, seconds: float) -> None:
+    """Say on a terminal which of several comes, and how long the rest may take; each has bars of its own to train."""
+    if of > 1 and sys.stderr.isatty():
+        left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
+        print(f"{place + 1} of {of}: {name}{left}", file=sys.stderr)

@@ -80,10 +80,8 @@ def command(
 
     place = choose_device(device)
     if is_table(model):
-        if tolerance is not None or split is not None:
-            raise ValueError("A run on a table predicts all rows of a file, under as many draws each.")
-        if len(data) > 1:
-            raise ValueError(f"A run on a table predicts the rows of one file, not of {len(data)}.")
+        if tolerance is not None or split is not None or len(data) > 1:
+            raise ValueError("A run on a table predicts all rows of one file, under as many draws each.")
         rows = predict_run(model, data[0], samples, seed, out, place, force, trust)
         show(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -53,7 +52,7 @@ def command(
 
     Example: byov reproduce 'byov/*' --scale quick
     """
-    from byov.commands.console import show
+    from byov.commands.console import announce, show
     from byov.device import choose_device
     from byov.report import tables
     from byov.reproduce.experiment import OutOfTime, check, contexts, discover, finished
@@ -92,10 +91,3 @@ def command(
         show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command continues where it stopped.")
     if failed:
         raise ValueError(f"{len(failed)} of {len(wanted)} could not be run: {', '.join(failed)}.")
-
-
-def announce(name: str, place: int, of: int, done: int, seconds: float) -> None:
-    """Say on a terminal which of several comes, and how long the rest may take; each has bars of its own to train."""
-    if of > 1 and sys.stderr.isatty():
-        left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
-        print(f"{place + 1} of {of}: {name}{left}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,15 +12,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.func import functional_call
+from torch.nn.functional import linear
 
 from byov.files import check_out, replacing
+from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
-from byov.prediction.head import alike
+from byov.prediction.head import alike, last_layer
 from byov.prediction.inputs import Batch, call, device_of, ready, tensors_of
 from byov.prediction.outputs import Output, Reading, Task
 from byov.prediction.predict import predict
 from byov.prediction.resident import evaluating
 from byov.prediction.result import Moments, Prediction
+from byov.prediction.strategies import members
 
 Format = Literal["torch", "onnx"]
 ONNX_LIMIT = 2_000_000_000
@@ -30,38 +33,60 @@ ONNX_LIMIT = 2_000_000_000
 class Fixed(nn.Module):
     """The posterior predictive under fixed draws, as one network that returns `Prediction`'s tensors by name.
 
-    What is drawn is there as often as there are draws, the points once.
+    What is drawn is there as often as there are draws, the points once. Where the last layer alone is random, the
+    network runs once and the layer's draws are one product, as in `predict`.
     """
 
     def __init__(
-        self,
-        model: BayesianModule,
-        draws: int,
-        generator: Generator,
-        reading: Reading,
-        names: list[str] | None = None,
-        precision: float | None = None,
+        self, model: BayesianModule, noises: list[list[Noise]], names: list[str] | None, once: bool, **reading: Any
     ) -> None:
         super().__init__()
-        self.net, self.reading, self.names, self.precision = model.net, reading, names, precision
+        self.net, self.names = model.net, names
+        self.temperature, self.precision = reading.pop("temperature"), reading.pop("precision")
+        self.reading = Reading(**reading, net=model.net)
         self.draws: list[dict[str, str]] = []
         """Under which name each draw's tensors are kept, by the network's names for them; tied ones share one."""
-        for k in range(draws):
+        for k, noise in enumerate(noises[:1] if once else noises):
             held: dict[int, str] = {}
             self.draws.append({})
-            for name, tensor in model.tensors(model.noise(generator)).items():
+            for name, tensor in model.tensors(noise).items():
                 kept = held.setdefault(id(tensor), f"draw{k}_{len(held)}")
                 if kept not in self._buffers:
                     self.register_buffer(kept, tensor.detach().clone())
                 self.draws[k][name] = kept
+        self.last = last_layer(model) if once else None
+        if self.last is not None:
+            self._stack(*self.last, [model.tensors(noise) for noise in noises])
+
+    def _stack(self, name: str, layer: nn.Linear, draws: list[dict[str, Tensor]]) -> None:
+        """Keep the last layer's weights and biases under all draws, one below the other."""
+        for leaf in ("weight", "bias"):
+            own, key = layer._parameters[leaf], f"{name}.{leaf}" if name else leaf
+            parts = [draw.get(key, own) for draw in draws]
+            self.register_buffer(f"last_{leaf}", None if parts[0] is None else torch.cat(parts).detach())  # type: ignore[arg-type]
+        self.count = len(draws)
 
     def forward(self, *x: Tensor) -> dict[str, Tensor]:
         given: Any = x if self.names is None else dict(zip(self.names, x, strict=True))
-        outputs = torch.stack([call(self._under(names), given, self.reading.tensor) for names in self.draws])
+        outputs = self._loop(given) if self.last is None else self._once(given, self.last[1])
         moments = Moments(self.reading.task or "classification")
         moments.update(self.reading.values(self.reading.shaped(outputs)))
-        found = moments.result(self.precision)
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        found: Any = Prediction(**moments.result(self.precision), samples=moments.count, strategy="loop")
+        found = found if self.temperature is None else self.temperature(found)
+        return {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
+
+    def _loop(self, given: Batch) -> Tensor:
+        return torch.stack([call(self._under(names), given, self.reading.tensor) for names in self.draws])
+
+    def _once(self, given: Batch, layer: nn.Linear) -> Tensor:
+        inputs: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        try:
+            call(self._under(self.draws[0]), given, self.reading.tensor)
+        finally:
+            hook.remove()
+        out = linear(inputs[0], self.last_weight, self.last_bias)  # type: ignore[arg-type]
+        return out.unflatten(-1, (self.count, -1)).movedim(-2, 0)
 
     def _under(self, names: Mapping[str, str]) -> Any:
         drawn = {name: self.get_buffer(kept) for name, kept in names.items()}
@@ -73,13 +98,14 @@ def export(
     model: BayesianModule,
     example: Any,
     path: str | os.PathLike[str],
-    draws: int = 20,
+    draws: int | Literal["members"] = 20,
     format: Format = "torch",
     *,
     generator: Generator | None = None,
     task: Task | None = None,
     output: Output | None = None,
     precision: float | None = None,
+    temperature: Callable[[Prediction], Prediction] | None = None,
     force: bool = False,
 ) -> None:
     """Write one file that predicts as `byov.predict` does under the draws of this generator, and needs no byov.
@@ -92,29 +118,31 @@ def export(
         model: a BayesianModule.
         example: one batch, as the file is to take them: a tensor, a mapping of keyword arguments, or a tuple.
         path: of the file.
-        draws: how many.
+        draws: how many; "members" takes each network of an explicit ensemble once.
         format: "torch" for `torch.export.load(path).module()(x)`, which takes the tensors of a mapping in its order; or
             "onnx", where they keep their names.
         generator: of the draws; without one, a new one is seeded by torch's global generator.
         task: as for `byov.predict`.
         output: as for `byov.predict`.
         precision: as for `byov.predict`.
+        temperature: as for `byov.predict`.
         force: replace a file that is there.
     """
     path = Path(path)
     _check(model, path, draws, format, force)
     if generator is None:
         generator = Generator(device_of(model)).manual_seed(int(torch.randint(1 << 62, ())))
-    start = generator.get_state()
-    first = predict(model, example, draws, "loop", generator=generator, task=task, output=output, precision=precision)
+    start, options = generator.get_state(), {"output": output, "precision": precision, "temperature": temperature}
+    first = predict(model, example, draws, generator=generator, task=task, **options)  # type: ignore[arg-type]
     generator.set_state(start)
     x = ready(example, model)
     if isinstance(x, list):
         raise TypeError("An exported file takes tensors, not a list of them.")
     names = list(x) if isinstance(x, Mapping) else None
-    reading = Reading(first.task, output, model.net)
+    noises = members(model) if isinstance(draws, str) else model.noises(draws, generator)
     with lock_of(model), evaluating(model.net):
-        program = _program(Fixed(model, draws, generator, reading, names, precision).eval(), x)
+        fixed = Fixed(model, noises, names, first.strategy == "head", task=first.task, **options)
+        program = _program(fixed.eval(), x)
     _check_same(program, x, first)
     with replacing(path) as fresh:
         if format == "torch":
@@ -123,7 +151,7 @@ def export(
             _write_onnx(program, fresh, names, x)
 
 
-def _check(model: BayesianModule, path: Path, draws: int, format: Format, force: bool) -> None:
+def _check(model: BayesianModule, path: Path, draws: int | str, format: Format, force: bool) -> None:
     """Refuse what cannot become such a file, before any work is done for it."""
     if not isinstance(model, BayesianModule):
         raise TypeError(
@@ -166,7 +194,7 @@ def _check_same(program: ExportedProgram, x: Batch, first: Prediction) -> None:
         raise ValueError("The exported program predicts something else than byov.predict: the network is random.")
 
 
-def _check_onnx(model: BayesianModule, draws: int) -> None:
+def _check_onnx(model: BayesianModule, draws: int | str) -> None:
     """Refuse what no ONNX file can be made of here, before any work is done for it."""
     try:
         import onnx  # noqa: F401
@@ -174,10 +202,11 @@ def _check_onnx(model: BayesianModule, draws: int) -> None:
     except ImportError as error:
         raise ImportError("An ONNX file needs onnx and onnxscript: pip install 'torch-byov[onnx]'.") from error
     drawn = sum(factor.layout.numel * next(iter(factor.roles.values())).itemsize for factor in model.factors)
-    size = draws * drawn + sum(point.nbytes for _, point in model.points())
+    count = len(members(model)) if isinstance(draws, str) else draws
+    size = count * drawn + sum(point.nbytes for _, point in model.points())
     if size > ONNX_LIMIT:
         raise ValueError(
-            f"{draws} draws of this posterior are {size / 1e9:.1f} GB, and an ONNX file holds {ONNX_LIMIT / 1e9:g}:"
+            f"{count} draws of this posterior are {size / 1e9:.1f} GB, and an ONNX file holds {ONNX_LIMIT / 1e9:g}:"
             " export fewer draws, a posterior over fewer layers, or format='torch'."
         )
 
