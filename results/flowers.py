@@ -281,13 +281,14 @@ def whole(data: str, runs: str, *methods: str) -> None:
 
 def table() -> None:
     """Print what lies in results/flowers, as the table of its page."""
-    print("| | top-1 | ECE | NLL | AUROC | T |\n|---|---:|---:|---:|---:|---:|")
-    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stat().st_mtime):
+    print("| | top-1 | ECE | NLL | AUROC | fitted T | fit, s |\n|---|---:|---:|---:|---:|---:|---:|")
+    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stem):
         found = json.loads(file.read_text())
         if "nll" in found:
             warm = f"{found['temperature']:.2f}" if "temperature" in found else ""
             numbers = f"{found['top1']:.1f} | {found['ece']:.2f} | {found['nll']:.3f} | {found['auroc']:.1f} | {warm}"
-            print(f"| {found['method']} | {numbers} |")
+            seconds = found.get("trained", found.get("fit_on_features"))
+            print(f"| {found['method']} | {numbers} | {seconds:.1f} |")
 
 
 if __name__ == "__main__":
