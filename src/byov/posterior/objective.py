@@ -13,6 +13,10 @@ from byov.posterior.prior import Prior
 
 Schedule = Literal["cosine", "linear", "constant"]
 
+MANY = 4
+"""Weights for each example. With 2.4 of them the ELBO halved the calibration error (results/newsgroups), with 18 it
+cost a fifth of the accuracy (results/defaults)."""
+
 LOG_VAR_EPS = 1e-15
 """Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
 
@@ -63,6 +67,17 @@ def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, p
     if not n > 0:
         raise ValueError(f"n is the number of training examples, not {n}.")
     return loss + beta / n * torch.stack([each.kl(prior) for each in _posteriors(model)]).sum()
+
+
+def usual_scale(model: nn.Module, examples: int) -> tuple[float, float]:
+    """Return N and where β ends, for who has no opinion: the ELBO, or what is colder for a posterior of many weights.
+
+    Of `MANY` Gaussian weights for each example the ELBO leaves little but the prior. There N is the number of weights,
+    and β ends at 0.1, so that their noise costs 0.05 of the loss at most, whatever the network and the data.
+    """
+    found = [module for module in model.modules() if isinstance(module, BayesianModule)]
+    weights = sum(f.layout.numel for each in found for f in each.factors if "log_var" in f.roles)
+    return (float(weights), 0.1) if weights > MANY * examples else (float(max(examples, 1)), 1.0)
 
 
 def log_var_rate(steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What `bayesianize` does unless told: the posteriors that results/defaults recommends."""
+"""What `bayesianize` does unless told: the posterior that results/defaults recommends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ RULES: dict[str, Rules] = {
     "scratch": Gaussian(relative=0.05),
     "pretrained": {output_layer: Gaussian(relative=0.05)},
 }
+"""From scratch: of what makes draws differ, the one that costs least on held-out rows. Of a pretrained network the one
+layer that is new, so that the features stay what they are."""
 
 
 def recommended(start: str) -> Rules:

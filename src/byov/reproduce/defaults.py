@@ -28,7 +28,7 @@ SEEDS = 3
 SPLITS = 2
 """How many splits of a table; each is read with one seed, and the tables are averaged."""
 DEFAULT = "Gaussian"
-"""The method that `bayesianize(net)` takes: chosen on the held-out rows."""
+"""The method that `bayesianize(net)` takes."""
 TURNS = 60
 """How many steps of each method are timed."""
 
