@@ -58,8 +58,8 @@ def fit(
         lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
         weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
         beta_end: where β ends; 1 is Bayes, if N is the number of examples.
-        n: N. By default N and β are Bayes', but for a Gaussian of more than four weights for each example, which would
-            learn little but the prior: there N is the number of weights, and β ends at 0.1.
+        n: N. By default N and β are Bayes', but for a Gaussian of more than three weights for each example, which would
+            learn little but the prior: there N is the number of weights, and β ends at 0.02.
         task: as for `byov.predict`; by default what outputs and labels leave no doubt about.
         output: as for `byov.predict`.
         loss: a function of outputs and labels in place of the task's; the validation is then of the mean weights.
