@@ -92,7 +92,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Each equation that arithmatex has marked, as MathML."""
+    """Each equation that arithmatex has marked, as MathML; examples without prompts, which would be copied, too."""
+    html = re.sub(r'<span class="gp">(?:&gt;&gt;&gt;|\.\.\.) ?</span>', "", html)
+    html = re.sub(r'<span class="go">(.+?)</span>', r'<span class="c1"># \1</span>', html)
     html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: _mathml(m[1], "inline"), html, flags=re.S)
     return re.sub(
         r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', lambda m: _mathml(m[1], "block"), html, flags=re.S

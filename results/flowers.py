@@ -208,7 +208,7 @@ def gaussian_head(layer: nn.Linear, features: Tensor, labels: Tensor) -> nn.Modu
     return model.eval()
 
 
-def heads(data: str, runs: str) -> None:
+def heads(data: str, runs: str, *methods: str) -> None:
     """Read what leaves all but the last layer as it is: on that layer's inputs, which are computed once."""
     net, sets, kept = model_of("map", runs).eval(), pictures(data), Path(runs) / "features.pt"
     if not kept.exists():
@@ -226,13 +226,15 @@ def heads(data: str, runs: str) -> None:
         "MAP": lambda: layer,
         "Laplace": lambda: byov.laplace(layer, whole),
         "Laplace of a part": lambda: byov.laplace(layer, part, examples=size),
+        "Laplace, validated": lambda: byov.laplace(layer, whole, validation=held),
+        "Laplace of a part, validated": lambda: byov.laplace(layer, part, examples=size, validation=held),
         "laplace-torch": lambda: Theirs(
             laplace_torch(nn.Sequential(nn.Identity(), nn.Identity(), layer), batched(whole))
         ),
         "Gaussian head": lambda: gaussian_head(layer, *whole),
     }
-    for method, fit in fits.items():
-        model, seconds = timed(fit)
+    for method in methods or fits:
+        model, seconds = timed(fits[method])
         task = "probabilities" if method == "laplace-torch" else None
         test, other = (predicted(model, features[name], task) for name in ("test", "other"))
         written(method, **scores(test, labels["test"], other), fit_on_features=seconds)
@@ -279,13 +281,14 @@ def whole(data: str, runs: str, *methods: str) -> None:
 
 def table() -> None:
     """Print what lies in results/flowers, as the table of its page."""
-    print("| | top-1 | ECE | NLL | AUROC | T |\n|---|---:|---:|---:|---:|---:|")
-    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stat().st_mtime):
+    print("| | top-1 | ECE | NLL | AUROC | fitted T | fit, s |\n|---|---:|---:|---:|---:|---:|---:|")
+    for file in sorted(READINGS.glob("*.json"), key=lambda file: file.stem):
         found = json.loads(file.read_text())
         if "nll" in found:
             warm = f"{found['temperature']:.2f}" if "temperature" in found else ""
             numbers = f"{found['top1']:.1f} | {found['ece']:.2f} | {found['nll']:.3f} | {found['auroc']:.1f} | {warm}"
-            print(f"| {found['method']} | {numbers} |")
+            seconds = found.get("trained", found.get("fit_on_features"))
+            print(f"| {found['method']} | {numbers} | {seconds:.1f} |")
 
 
 if __name__ == "__main__":

@@ -148,9 +148,7 @@ def figure(found: dict[tuple[str, str], list[dict[str, Any]]]) -> Figure:
             )
         axes.set_yticks(range(len(names)), [OBJECTIVES[name].title for name in names])
         axes.invert_yaxis()
-        axes.set_xlabel(
-            column if column != "R-AUROC" else "R-AUROC: spread of the projection over draws, else −‖embedding‖"
-        )
+        axes.set_xlabel(column if column != "R-AUROC" else "R-AUROC (draws: spread of the projection; else −‖e‖)")
     panels[1].axvline(0.5, color="0.7", linewidth=1)
     panels[0].legend(loc="best")
     return drawing

@@ -399,6 +399,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for path in tmp_path.rglob("*.html"):
         assert not re.search(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//', path.read_text()), path
         assert not re.search(r'<link[^>]+href="(?:https?:)?//', path.read_text()), path
+        assert 'class="gp"' not in path.read_text(), path  # a prompt would be copied with its line
     reference = "".join(path.read_text() for path in (tmp_path / "api").glob("*.html"))
     parts = {"byov": byov, "byov.metrics.functional": byov.metrics.functional, "byov.ssl": byov.ssl}
     named = {f"{part}.{name}" for part, module in parts.items() for name in module.__all__}

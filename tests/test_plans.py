@@ -23,7 +23,9 @@ def test_a_plan_s_recipes_are_read_by_their_commands(path: Path) -> None:
     plan = tomllib.loads(path.read_text())
     for own in plan["runs"].values():
         kind = {"pretrain": Pretrain, "train": Supervised}[own.get("command", "pretrain")]
-        recipe = load_config(kind, ROOT / "recipes" / f"{own['recipe']}.toml", [*plan["set"], *own.get("set", [])])
+        recipe = load_config(
+            kind, ROOT / "recipes" / f"{own['recipe']}.toml", [*plan.get("set", []), *own.get("set", [])]
+        )
         if path.stem == "pyramidnet":
             assert recipe.model.name == "pyramidnet110_a84"
             assert (recipe.train.optimizer, recipe.train.lr, recipe.train.lr_end) == ("adam", 1e-3, 1.0)

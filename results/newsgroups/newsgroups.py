@@ -32,51 +32,73 @@ class Named(Dataset[Any]):
         return {**{name: value[i] for name, value in self.batch.items()}, "labels": self.labels[i]}
 
 
-def measured(name: str, net: nn.Module, rules: Any, train: Any, test: Any, seed: int, **how: Any) -> dict[str, Any]:
-    """Train it, without rules as a plain network, and score it on the test set: under draws, or at its weights."""
+HEAD = byov.Gaussian(relative=0.5)
+PRIOR = byov.Normal(0.0, 0.1)
+COLD = 0.3
+"""β, where N is the number of texts: of 1, 0.3 and 0.1, under this prior and N(0, 1), likeliest on held-out texts."""
+DECAY = {"weight_decay": 1e-2}
+
+
+def measured(name: str, model: nn.Module, data: list[Any], seed: int, draws: int, **how: Any) -> list[dict[str, Any]]:
+    """Train it, and score it on the test set: by draws, or at a plain network's weights, there also by temperature."""
+    train, held, test = data
     torch.manual_seed(seed)
-    samples = how.pop("samples")
-    model = net if rules is None else byov.bayesianize(net, rules)
     started = process_time()
     history = byov.fit(model, DataLoader(train, how.pop("batch"), shuffle=True), progress=False, **how)
-    trained = process_time() - started
+    about = {"seed": seed, "seconds": round(process_time() - started, 1), "kl": history["kl"][-1]}
     loader = DataLoader(test, 250)
-    prediction = byov.predict(model, loader, samples, generator=torch.Generator().manual_seed(0), progress=False)
+    prediction = byov.predict(model, loader, draws, generator=torch.Generator().manual_seed(0), progress=False)
     labels = torch.cat([batch["labels"] if isinstance(batch, dict) else batch[1] for batch in loader])
-    row = {"method": name, "seed": seed, **scored(prediction, labels), "seconds": round(trained, 1)}
-    row |= {"draws": prediction.samples, "kl": history["kl"][-1], "loss": history["loss"][-1]}
-    print(json.dumps(row), flush=True)
-    return row
+    rows = [{"method": name, **scored(prediction, labels), **about, "draws": prediction.samples}]
+    if held is not None and prediction.samples == 1:
+        tempered = byov.temperature(model, DataLoader(held, 250))
+        rows.append({"method": f"{name}, temperature", **scored(tempered(prediction), labels), **about})
+    print(*map(json.dumps, rows), sep="\n", flush=True)
+    return rows
 
 
 def heads(args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
-    """A linear head on the frozen encoder's embeddings."""
-    parts = {"train": args.embedded, "test": None}
-    train, test = (
-        TensorDataset(*embedded(args.weights, args.data, part, args.cache, count)) for part, count in parts.items()
+    """A linear head on the frozen encoder's embeddings; a fifth of the training texts are held out."""
+    (x, y), test = (
+        embedded(args.weights, args.data, p, args.cache, c) for p, c in (("train", args.embedded), ("test", None))
     )
-    how: dict[str, Any] = {"epochs": args.epochs, "batch": 128, "lr": 3e-3, "samples": 100}
-    return [
-        measured("head, MAP", nn.Linear(384, 20), None, train, test, seed, **how, weight_decay=1e-2),
-        measured("head, Gaussian", nn.Linear(384, 20), byov.Gaussian(relative=0.05), train, test, seed, **how),
-    ]
+    cut = len(y) * 4 // 5
+    train, held = TensorDataset(x[:cut], y[:cut]), TensorDataset(x[cut:], y[cut:])
+    how: dict[str, Any] = {"epochs": args.epochs, "batch": 128, "lr": 3e-3}
+    stopped: dict[str, Any] = {"validation": held, "patience": None}
+    cold: dict[str, Any] = {"n": cut, "beta_end": COLD}
+    rows = []
+    for name, prior, own in (
+        ("head, MAP", None, DECAY),
+        ("head, MAP, best epoch", None, {**DECAY, **stopped}),
+        ("head, Gaussian, too cold", byov.Normal(), {"n": 7700, "beta_end": 0.1}),
+        ("head, Gaussian, the ELBO", byov.Normal(), {}),
+        ("head, Gaussian", PRIOR, cold),
+        ("head, Gaussian, best epoch", PRIOR, {**cold, **stopped}),
+    ):
+        torch.manual_seed(seed)
+        net = nn.Linear(384, 20)
+        model = net if prior is None else byov.bayesianize(net, HEAD, prior=prior)
+        rows += measured(name, model, [train, held, TensorDataset(*test)], seed, 100, **how, **own)
+    return rows
 
 
 def adapters(args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
     """LoRA in the last two layers and a head, on as many texts as one core can afford."""
-    sets = []
+    sets: list[Any] = []
     for part, count in (("train", args.texts), ("test", args.texts // 2)):
         found, labels = texts(args.data, part)
         sets.append(Named(tokens(args.weights, found[:count]), labels[:count]))
-    layers = [4, 5]
-    config = LoraConfig(r=8, target_modules=["query", "value"], layers_to_transform=layers, modules_to_save=["head"])
-    rules = {**byov.hf.lora(), "*head.modules_to_save*": byov.Gaussian(relative=0.05)}
-    how: dict[str, Any] = {"epochs": args.lora_epochs, "batch": 32, "lr": 2e-3, "samples": 10}
+    config = LoraConfig(r=8, target_modules=["query", "value"], layers_to_transform=[4, 5], modules_to_save=["head"])
+    rules = {**byov.hf.lora(), "*head.modules_to_save*": HEAD}
+    how: dict[str, Any] = {"epochs": args.lora_epochs, "batch": 32, "lr": 2e-3}
     rows = []
-    for name, own, decay in (("LoRA + head, MAP", None, 1e-2), ("LoRA + head, Gaussian", rules, 0.0)):
+    for name in args.methods.split(","):
         torch.manual_seed(seed)
         net = get_peft_model(Sentence(AutoModel.from_pretrained(args.weights), 20), config)
-        rows.append(measured(name, net, own, *sets, seed, **how, weight_decay=decay))
+        model = net if name == "MAP" else byov.bayesianize(net, rules, prior=PRIOR)
+        own = DECAY if name == "MAP" else {"n": args.texts, "beta_end": COLD}
+        rows += measured(f"LoRA + head, {name}", model, [sets[0], None, sets[1]], seed, 8, **how, **own)
     return rows
 
 
@@ -91,6 +113,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--embedded", type=int, help="of the head's training; without it, all")
     parser.add_argument("--texts", type=int, default=2000, help="of LoRA's training; half as many test it")
+    parser.add_argument("--methods", default="MAP,Gaussian", help="of LoRA")
     parser.add_argument("--lora-epochs", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()

@@ -18,6 +18,7 @@ from torch import nn
 
 from byov.posterior import BayesianModule, Gaussian, beta, elbo, parameter_groups
 from byov.posterior.family import Family
+from byov.posterior.objective import usual_scale
 
 
 def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
@@ -39,20 +40,18 @@ class Trainer(transformers.Trainer):
     mean; for draws take `byov.predict`.
 
     Args:
-        beta_end: where β ends; 1 is Bayes, and by default 0.1 for Gaussians of more weights than examples.
-        n: N; by default the number of training examples, or of a Gaussian's weights if they are more.
+        beta_end: where β ends.
+        n: N; by default both are as for `byov.fit`.
     """
 
     def __init__(self, *args: Any, beta_end: float | None = None, n: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        found = [module for module in self.model.modules() if isinstance(module, BayesianModule)]  # type: ignore[union-attr]
-        if not found:
-            raise TypeError(f"{type(self.model).__name__} has no posterior: give it to byov.bayesianize first.")
-        factors = [f for model in found for f in model.factors if isinstance(f.family, Gaussian)]
+        model: Any = self.model
+        if not any(isinstance(module, BayesianModule) for module in model.modules()):
+            raise TypeError(f"{type(model).__name__} has no posterior: give it to byov.bayesianize first.")
         data: Any = self.train_dataset or ()
-        weights, examples = sum(f.layout.numel for f in factors), len(data)
-        self.n = n or float(max(weights, examples, 1))
-        self.beta_end = beta_end if beta_end is not None else 0.1 if weights > examples else 1.0
+        self.n, end = usual_scale(model, len(data)) if n is None else (float(n), 1.0)
+        self.beta_end = end if beta_end is None else beta_end
         beta(0, 1, self.beta_end)  # refuses what is no β
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import log10
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import byov
 from byov.posthoc.evidence import RANGE
+from byov.posthoc.held_out import climb
 
 
 def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
@@ -145,6 +147,52 @@ def test_a_part_of_the_data_counts_for_the_whole(structure: str) -> None:
     assert vars(part.evidence) == pytest.approx(vars(whole.evidence))
 
 
+def overfitted(task: str) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A network that was trained without a weight decay until it knew its few examples, and held-out ones."""
+    x = torch.randn(240, 4).double()
+    clean = x @ torch.randn(4, 3).double() + 0.3 * torch.randn(240, 3)
+    y = {"classification": clean.argmax(1), "multilabel": (clean > 0).long(), "regression": clean}[task]
+    net = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 3)).double()
+    loss = {"classification": cross_entropy, "multilabel": _binary, "regression": nn.functional.mse_loss}[task]
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(net(x[:40]), y[:40]).backward()
+        optimizer.step()
+    return net, (x[:40], y[:40]), (x[40:], y[40:])
+
+
+def _binary(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(outputs, labels.double())
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+def test_held_out_data_choose_a_prior_under_which_they_are_likelier(task: str, structure: str) -> None:
+    net, data, held = overfitted(task)
+    models = [byov.laplace(net, data, structure, task=task, validation=v) for v in (None, [held])]  # type: ignore[arg-type]
+    losses = []
+    for model in models:
+        options = {"task": task, "precision": model.evidence.precision}
+        found = byov.predict(model, held[0], 2000, generator=torch.Generator().manual_seed(5), **options)  # type: ignore[arg-type]
+        if task == "classification":
+            losses.append(-found.mean.gather(1, held[1][:, None]).log().mean())
+        elif task == "multilabel":
+            losses.append(nn.functional.binary_cross_entropy(found.mean, held[1].double()))
+        else:
+            losses.append(-torch.distributions.Normal(found.mean, found.std).log_prob(held[1]).mean())
+    assert losses[1] <= losses[0] + 0.005  # it was chosen by 128 draws, these are 2000
+    assert models[1].evidence.log_marginal_likelihood <= models[0].evidence.log_marginal_likelihood
+    if task == "classification":  # of labels that the network has all right, the surest posterior is the best
+        sure = byov.laplace(net, data, structure, validation=(held[0], net(held[0]).argmax(1)))  # type: ignore[arg-type]
+        assert sure.evidence.prior_precision > 100 * models[0].evidence.prior_precision
+
+
+def test_the_precision_is_found_in_half_decades_either_way() -> None:
+    for best, start in ((3e3, 1.0), (0.02, 7.0), (5.0, 4.0)):
+        assert abs(log10(climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -172,6 +220,8 @@ NET = nn.Linear(4, 4)
         (NET, (X, Y), {"prior_precision": -1.0}, r"A prior precision is above 0, not -1\.0\."),
         (NET, (X, Y), {"examples": 7}, r"The loader gives 8 examples, and so there are not 7 in all\."),
         (NET, (X, Y), {"noise": 1.0}, r"A noise belongs to task='regression', not to 'classification'\."),
+        (NET, (X, Y), {"validation": []}, r"The loader is empty"),
+        (NET, (X, Y), {"validation": (X, Y), "prior_precision": 1.0}, r"give it or prior_precision=, not both\."),
         (NET, (X, Y), {"task": "segmentation"}, r"segmentation"),
         (NET, (X, Y), {"task": "classify"}, r"A task is 'classification'"),
         (NET, (X, X.detach() @ NET.weight.mT.detach() + NET.bias.detach()), {"task": "regression"}, r"fits .* exactly"),

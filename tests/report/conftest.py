@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ PRETRAIN = [*SMALL, "model.encoder=convnet32", "model.hidden=16", "model.outputs
 READING = Reading(samples=3, limit=80, fit_samples=1)
 REQUEST = Request(READING, severities=(3, 5))
 NAMES = {"byol": "byol", "byov": "byov <b>&\"'", "byov2": "byov {{ 7*7 }}"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_day() -> Iterator[None]:
+    """Let midnight not come between two pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", str(int(time())))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -196,6 +196,26 @@ def test_what_does_not_fit_is_one_sentence(change: Any, net: Any, sentence: str,
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_no_module_is_imported_by_a_name_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT imports what `megatron_core` names, and Transformers what `auto_map` does."""
+    model = KINDS["lora-bert"].model(byov.Gaussian())
+    model.save_pretrained(tmp_path / "there")
+
+    def change(about: Any) -> None:
+        recipe = about["network"]["recipe"]
+        recipe["peft"]["default"] |= {"megatron_config": {"x": 1}, "megatron_core": "stranger"}
+        recipe["on"]["config"] |= {"auto_map": {"AutoModel": "stranger.Net"}}
+
+    edited(tmp_path / "there", change)
+    (tmp_path / "stranger.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    same(model, byov.load(tmp_path / "there"), KINDS["lora-bert"].batch())
+    edited(tmp_path / "there", lambda about: about["network"]["recipe"]["on"].update(attention="somebody/kernels"))
+    with pytest.raises(ValueError, match="its attention is eager, sdpa"):
+        byov.load(tmp_path / "there")
+
+
 @pytest.mark.parametrize("name", ["byov.json", "model.safetensors"])
 def test_a_missing_or_damaged_file_is_named(name: str, tmp_path: Path) -> None:
     saved(tmp_path)

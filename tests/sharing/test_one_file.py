@@ -116,6 +116,13 @@ def test_a_random_last_layer_takes_one_pass(make: Any, tmp_path: Path) -> None:
     assert len(products) <= 3  # the body's, the layer's own, and all draws of the layer
 
 
+def test_draws_that_hardly_differ_are_no_random_network(tmp_path: Path) -> None:
+    """Their mutual information is the rounding of two entropies."""
+    model = byov.bayesianize(mlp(), byov.Gaussian(log_var=-18.0))
+    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", 4, generator=seeded(3))
+    agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), 4)
+
+
 def test_members_and_temperatures(tmp_path: Path) -> None:
     model = byov.from_checkpoints([mlp().eval(), mlp().eval(), mlp().eval()])
     options: Any = {"temperature": byov.Temperature(2.0)}

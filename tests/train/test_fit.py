@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
+from byov.posterior.objective import usual_scale
 from byov.train.labelled_loss import negative_log_likelihood, scored, task_of
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -52,8 +53,17 @@ def test_it_learns_and_says_so_in_a_table() -> None:
     lines = repr(history).splitlines()
     assert lines[0].split() == ["epoch", "loss", "kl", "nll", "accuracy", "ece", "seconds"]
     assert sum(line.endswith("*") for line in lines) == 1
-    assert lines[-1].startswith("classification, N = 83;")  # 6·8 + 8 + 8·3 + 3 weights, more than 40 examples
+    assert lines[-1].startswith("classification, N = 40;")
     assert list(history.to_pandas().index) == list(range(1, len(history.rows) + 1))
+
+
+@pytest.mark.parametrize(("examples", "n", "end"), [(40, 40, 1.0), (28, 28, 1.0), (27, 83, 0.02)])
+def test_many_weights_for_each_example_are_paid_for_by_weight(examples: int, n: int, end: float) -> None:
+    """6·8 + 8 + 8·3 + 3 = 83 weights: more than three times 27."""
+    assert usual_scale(model(), examples) == (n, end)
+    history = byov.fit(model(), (X[:examples], Y[:examples]), 1)
+    assert history.n == n
+    assert usual_scale(nn.Linear(6, 3), 1) == (1.0, 1.0)
 
 
 def test_it_stops_and_keeps_the_best_weights() -> None:

@@ -16,6 +16,10 @@ Schedule = Literal["cosine", "linear", "constant"]
 COLD, NOISE = 1e-3, 0.01
 """The recommended β, and the most that the noise of a posterior may cost, in nats: see results/defaults."""
 
+MANY = 3
+"""Weights for each example. With 2.4 of them the ELBO halved the calibration error (results/newsgroups), of a head;
+with 3.7 it cost an MLP on digits 2 points of accuracy, with 18 a network of convolutions a fifth."""
+
 LOG_VAR_EPS = 1e-15
 """Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
 
@@ -71,10 +75,23 @@ def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, p
 def cold(model: nn.Module, n: float) -> float:
     """Return the β recommended for n examples, 0.001 or 0.02·n/P of P random weights if that is less.
 
-    The noise of a posterior settles where it costs at most β/2n of loss per weight: together at most 0.01 nats.
+    Noise in equilibrium costs at most β/2n of training loss per weight: together at most 0.01 nats. `usual_scale`
+    has the same bound with a schedule, for `byov.fit`, and the ELBO where weights are few.
     """
     weights = sum(factor.layout.numel for each in _posteriors(model) for factor in each.factors)
     return min(COLD, 2.0 * NOISE * n / weights)
+
+
+def usual_scale(model: nn.Module, examples: int) -> tuple[float, float]:
+    """Return N and where β ends, for who has no opinion: the ELBO, or what is colder for a posterior of many weights.
+
+    Of `MANY` Gaussian weights for each example the ELBO leaves little but the prior. There N is the number of weights,
+    and β ends at 0.02, so that their noise costs 0.01 of the loss at most, whatever the network and the data: what
+    results/defaults measured as β = 0.001 for 20 weights for each example.
+    """
+    found = [module for module in model.modules() if isinstance(module, BayesianModule)]
+    weights = sum(f.layout.numel for each in found for f in each.factors if "log_var" in f.roles)
+    return (float(weights), 0.02) if weights > MANY * examples else (float(max(examples, 1)), 1.0)
 
 
 def log_var_rate(steps: int) -> float:

@@ -77,7 +77,10 @@ class _InputLayer(_EndLayer):
         return next((module for module in net.modules() if isinstance(module, (*_LAYERS, nn.Embedding))), None)
 
 
-output_layer, input_layer = _OutputLayer(), _InputLayer()
+output_layer = _OutputLayer()
+"""The rule for the layer that gives the output: timm's classifier, or else the last linear or convolutional layer."""
+input_layer = _InputLayer()
+"""The rule for the layer that reads the input: the first linear, convolutional or embedding layer."""
 
 
 def _predicate(rule: Rule, net: nn.Module) -> Predicate:

@@ -79,7 +79,8 @@ class Transparent(nn.Module):
             return getattr(self.point(), name)(*args, **kwargs)
         if "checkpointing" in name and "disable" not in name and _enables(args, kwargs):
             raise ValueError(
-                "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off."
+                "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off,"
+                " or switch it on before bayesianize for layers without a posterior."
             )
         sentence = f"{name} changes the network's weights or layers: call it before bayesianize, or on model.point()."
         if name.startswith(BEFORE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ from byov.posterior.module import BayesianModule
 from byov.posterior.prior import Normal
 from byov.posthoc.curvature import Curvature, Likelihood, Structure, loss_and_hessian
 from byov.posthoc.evidence import Evidence, best_noise, best_precision, gaussian_log_likelihood, log_marginal
+from byov.posthoc.held_out import climb, predictive_loss
 from byov.posthoc.labelled import labelled
 from byov.posthoc.last_layer import LastLayer
 from byov.prediction.inputs import posterior_of, ready, unwrap
@@ -43,6 +45,7 @@ def laplace(
     prior_precision: float | None = None,
     noise: float | None = None,
     examples: int | None = None,
+    validation: Any = None,
 ) -> BayesianModule:
     """Fit a Laplace approximation of the last layer, in one pass and without training: the weights become the means.
 
@@ -62,40 +65,64 @@ def laplace(
         noise: of a regression the standard deviation of its noise; by default the most likely one, together with δ.
         examples: how many labels the training data have, where the loader gives a random part of them only: the
             curvature of a few thousand tells that of a million, in less time.
+        validation: held-out data, like `loader`: δ is then the one whose posterior predicts these best. A network that
+            was trained without a weight decay needs that: its likeliest δ is far too small.
 
     Example:
         >>> model = byov.laplace(net, train_loader)
         >>> byov.predict(model, x, samples=100).strategy  # one pass of the network
         'head'
     """
-    _check(structure, prior_precision, noise)
+    _check(structure, prior_precision, noise, validation)
     net = unwrap(model)
     if posterior_of(net) is not None:
         raise ValueError("The network has a posterior already: give byov.laplace a plain one, such as model.point().")
     reading = Reading(task, output, net)
-    last, loss, numbers = LastLayer(net, reading), torch.zeros(()), 0
-    curvature: Curvature | None = None
-    with torch.inference_mode(False), torch.no_grad(), evaluating(net), last.watching():
-        for x, labels in labelled(loader, net):
-            features, outputs = last(ready(x, net))
-            reading.shaped(outputs[None])  # decides the task, or refuses to
-            likelihood, outputs = _likelihood(reading.task, outputs, noise), outputs.flatten(0, -2)
-            each, d, o, rows = loss_and_hessian(likelihood, outputs, labels.to(outputs.device))
-            curvature = curvature or _curvature(structure, last.found())
-            curvature.add(features.flatten(0, -2)[rows], d, o)
-            loss, numbers = loss + each, numbers + d.numel()
-    assert curvature is not None
-    if not curvature.count or not bool(torch.isfinite(loss)):
-        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+    with torch.inference_mode(False), torch.no_grad(), evaluating(net), (last := LastLayer(net, reading)).watching():
+        curvature, totals, likelihood = _curved(_passes(net, last, reading, loader), last, reading, structure, noise)
+        held = None if validation is None else _held_out(_passes(net, last, reading, validation), likelihood)
     share = 1.0 if examples is None else examples / curvature.count
     if share < 1:
         raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
     curvature.scale(share)
-    given = prior_precision, noise
-    return _fitted(net, last, curvature, share * float(loss), round(share * numbers), given, likelihood == "gaussian")
+    totals = share * totals[0], round(share * totals[1])
+    return _fitted(net, last, curvature, totals, (prior_precision, noise), likelihood, held)
 
 
-def _check(structure: str, prior_precision: float | None, noise: float | None) -> None:
+def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield what the last layer is given (N, D), what it returns (N, C), and the labels."""
+    for x, labels in labelled(loader, net):
+        features, outputs = last(ready(x, net))
+        reading.shaped(outputs[None])  # decides the task, or refuses to
+        yield features.flatten(0, -2), outputs.flatten(0, -2), labels.to(outputs.device)
+
+
+def _curved(
+    passes: Iterable[tuple[Tensor, Tensor, Tensor]], last: LastLayer, reading: Reading, structure: str, noise: Any
+) -> tuple[Curvature, tuple[float, int], Likelihood]:
+    """Add up the curvature, the loss, and how many numbers the labels ask for; say which likelihood it is."""
+    curvature, loss, numbers = None, torch.zeros(()), 0
+    for features, outputs, labels in passes:
+        likelihood = _likelihood(reading.task, outputs, noise)
+        each, d, o, rows = loss_and_hessian(likelihood, outputs, labels)
+        curvature = curvature or _curvature(structure, last.found())
+        curvature.add(features[rows], d, o)
+        loss, numbers = loss + each, numbers + d.numel()
+    assert curvature is not None
+    if not curvature.count or not bool(torch.isfinite(loss)):
+        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+    return curvature, (float(loss), numbers), likelihood
+
+
+def _held_out(passes: Iterable[tuple[Tensor, Tensor, Tensor]], likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """Keep the features and the labels of the held-out data, once the labels are seen to be such."""
+    kept = [(features, labels, loss_and_hessian(likelihood, outputs, labels)) for features, outputs, labels in passes]
+    return torch.cat([features for features, *_ in kept]), torch.cat([labels.flatten() for _, labels, _ in kept])
+
+
+def _check(structure: str, prior_precision: float | None, noise: float | None, validation: Any) -> None:
+    if validation is not None and prior_precision is not None:
+        raise ValueError("A validation chooses the prior's precision: give it or prior_precision=, not both.")
     if structure != "auto" and structure not in get_args(Structure):
         raise ValueError(f"A covariance is 'full', 'kron', 'diag' or 'auto', not {structure!r}.")
     for name, value in (("prior precision", prior_precision), ("noise", noise)):
@@ -128,19 +155,28 @@ def _fitted(
     net: nn.Module,
     last: LastLayer,
     curvature: Curvature,
-    loss: float,
-    numbers: int,
+    totals: tuple[float, int],
     given: tuple[float | None, float | None],
-    regression: bool,
+    likelihood: Likelihood,
+    held: tuple[Tensor, Tensor] | None,
 ) -> BayesianModule:
     """Choose the prior, and the noise of a regression, and make the posterior."""
-    (precision, noise), spectrum, name = given, curvature.spectrum(), last.name()
-    square = sum(float(parameter.detach().double().square().sum()) for parameter in last.found().parameters())
+    (loss, numbers), (precision, noise) = totals, given
+    layer, spectrum, name, family = last.found(), curvature.spectrum(), last.name(), FAMILIES[curvature.structure]
+    square = sum(float(parameter.detach().double().square().sum()) for parameter in layer.parameters())
     log_likelihood, values = -loss, spectrum.values
-    if regression:
+    if likelihood == "gaussian":
         noise = best_noise(values, square, loss, numbers, precision) if noise is None else noise
         log_likelihood, values = gaussian_log_likelihood(loss, numbers, noise), values / noise**2
     precision = best_precision(values, square) if precision is None else precision
+    if held is not None:
+        head = bayesianize(layer, family).requires_grad_(False)
+
+        def score(delta: float) -> float:
+            _write(head.factors[0], values + delta, spectrum.vectors)
+            return predictive_loss(head, *held, likelihood, noise)
+
+        precision = climb(score, precision)
     evidence = Evidence(
         log_marginal(log_likelihood, values, square, precision),
         log_likelihood,
@@ -150,7 +186,7 @@ def _fitted(
         curvature.count,
     )
     own = {f"{name}.{leaf}" if name else leaf for leaf in ("weight", "bias")}
-    rules = {lambda parameter, *_: parameter in own: FAMILIES[curvature.structure]}
+    rules = {lambda parameter, *_: parameter in own: family}
     model = bayesianize(net, rules, prior=Normal(0.0, precision**-0.5))
     _write(model.factors[0], values + precision, spectrum.vectors)
     vars(model)["evidence"] = evidence

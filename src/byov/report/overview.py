@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def today() -> date:
     return datetime.fromtimestamp(int(epoch), UTC).date() if epoch.isdecimal() else datetime.now().date()
 
 
+@cache
 def commit() -> str | None:
     """Return the commit of byov's own clone, "-dirty" if files have changed; None if it was installed otherwise."""
     clone = Path(byov.__file__).parents[2]

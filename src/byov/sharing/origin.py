@@ -30,8 +30,11 @@ ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 PRIVATE = (
     "attn_implementation",
     "auto_map",
+    "auto_mapping",
     "base_model_name_or_path",
     "kernel_config",
+    "megatron_config",
+    "megatron_core",
     "quantization_config",
     "use_kernels",
     "use_pretrained_backbone",
@@ -198,7 +201,7 @@ def candidates(net: nn.Module) -> Iterator[Recipe]:
     """Yield recipes that may make the network, by what its library has left in it."""
     module = type(net).__module__
     if module.startswith("peft.") and hasattr(net, "peft_config"):
-        adapters = {name: plain(config.to_dict()) for name, config in net.peft_config.items()}  # type: ignore[operator,union-attr]
+        adapters = {name: _public(plain(config.to_dict())) for name, config in net.peft_config.items()}  # type: ignore[operator,union-attr]
         yield from ({"peft": adapters, "on": base} for base in candidates(net.get_base_model()))  # type: ignore[operator]
     elif module.startswith("transformers.") and hasattr(net, "config"):
         config: Any = net.config

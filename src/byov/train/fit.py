@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from byov.posterior import BayesianModule, Gaussian, parameter_groups
+from byov.posterior import parameter_groups
+from byov.posterior.objective import usual_scale
 from byov.posthoc.labelled import labelled
 from byov.prediction.inputs import ROWS, posterior_of, unwrap
 from byov.prediction.outputs import Output, Task
@@ -56,9 +57,9 @@ def fit(
         validation: the same, of examples that are not trained on.
         lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
         weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
-        beta_end: where β ends. By default 1, which is Bayes; 0.1 for a Gaussian of more weights than examples,
-            which would learn little but the prior.
-        n: N; by default as for `byov train`: the number of examples, or of a Gaussian's weights if they are more.
+        beta_end: where β ends; 1 is Bayes, if N is the number of examples.
+        n: N. By default N and β are Bayes', but for a Gaussian of more than three weights for each example, which would
+            learn little but the prior: there N is the number of weights, and β ends at 0.02.
         task: as for `byov.predict`; by default what outputs and labels leave no doubt about.
         output: as for `byov.predict`.
         loss: a function of outputs and labels in place of the task's; the validation is then of the mean weights.
@@ -76,13 +77,12 @@ def fit(
     wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
     criterion = Criterion(model if wrapped else inner, inner, posterior, task, output, loss, noise_precision)
     examples = len(getattr(loader, "dataset", ())) or _count(loader, criterion)
-    weights = _gaussian_weights(posterior)
-    end = (0.1 if weights > examples else 1.0) if beta_end is None else beta_end
+    number, end = usual_scale(model, examples) if n is None else (n, 1.0)
     steps = epochs * len(loader)
     groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
-    history = History(criterion.name, float(max(examples, weights) if n is None else n))
-    fitting = Fitting(model, criterion, optimizer, history, steps, end, precision)
+    history = History(criterion.name, float(number))
+    fitting = Fitting(model, criterion, optimizer, history, steps, end if beta_end is None else beta_end, precision)
     with _bar(steps, progress) as fitting.advance:
         fitting.run(loader, validation, epochs, samples, patience)
     return history
@@ -103,11 +103,6 @@ def _loader(given: Any, shuffle: bool) -> Any:
             "The loader is empty: there is nothing to fit on." if size == 0 else "fit takes a loader of (x, y)."
         )
     return given
-
-
-def _gaussian_weights(posterior: BayesianModule | None) -> int:
-    factors = [] if posterior is None else posterior.factors
-    return sum(factor.layout.numel for factor in factors if isinstance(factor.family, Gaussian))
 
 
 def _count(loader: Any, criterion: Criterion) -> int:

@@ -148,7 +148,8 @@ class FamilyConfig(ObjectiveConfig):
     """Where components start: "auto" is "reset" for an explicit ensemble from scratch, else "copy". Of a pretrained
     ensemble all components start at the pretrained weights, and only the output layer, which is new, differs."""
     spread: Literal["auto"] | float = "auto"
-    """How far components start apart, as a share of each weight; "auto" fits it to the depth, as `byov.EMP` does."""
+    """How far components start apart, as a share of each weight; "auto" fits it to the depth, as `byov.EMP` does,
+    and is 0 for an explicit ensemble, whose output layers differ anyway."""
     learn_probs: bool = False
     zero: bool = False
     """One of the components of EMP or ECMP is fixed at 0 (D.1)."""
@@ -242,5 +243,7 @@ class FamilyConfig(ObjectiveConfig):
             case "dropconnect":
                 return DropConnect(self.p, self.sigma)
         kinds: dict[str, type[Ensemble | EMP | ECMP]] = {"ensemble": Ensemble, "emp": EMP, "ecmp": ECMP}
-        spread = None if self.spread == "auto" else self.spread
+        # A recipe's ensemble starts anew, or with new output layers: nothing else has to tell its members apart.
+        auto = 0.0 if name == "ensemble" else None
+        spread = auto if self.spread == "auto" else self.spread
         return kinds[name](self.k, None, self.sigma, start, spread, self.learn_probs, self.zero)

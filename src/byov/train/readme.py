@@ -21,22 +21,12 @@ MADE = {"pretrain": "pretrain", "train": "train", "table": "train"}
 """By the kind of run, the verb that makes it."""
 
 USED = {
-    "pretrain": """```python
-import byov
-
-run = byov.runs.open_run({path})
-images = byov.data.load({data}, "test").images
-byov.features(run.encoder, images, **run.probe_options)            # (N, D); draws=30 for (30, N, D)
-```""",
-    "train": """```python
-import byov
-
-run = byov.runs.open_run({path})
-images = byov.data.load({data}, "test").images / 255               # (N, C, H, W), in [0, 1]
-prediction = run.predictor(images, 30)                             # under 30 draws; without a number at μ
-prediction.mean, prediction.entropy, prediction.mutual_information
-```""",
-    "table": """    byov predict {folder} rows.csv --out predictions.csv""",
+    "pretrain": """images = byov.data.load({data}, "test").images
+found = byov.features(run.run.encoder, images, **run.run.probe_options)   # (N, D); draws=30 for (30, N, D)""",
+    "train": """prediction = run.predict({data})   # a picture, several, a folder, a set's name, or images (N, C, H, W)
+prediction.mean, prediction.entropy, prediction.mutual_information""",
+    "table": """prediction = run.predict("rows.csv")   # with the columns of the table, or rows (N, D)
+prediction.mean, prediction.std""",
 }
 
 
@@ -59,7 +49,9 @@ def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
     what = {"pretrain": "An encoder, learned without labels", "train": "A classifier"}.get(kind, "A regression")
     posterior = "without a posterior" if family == "none" else f"with a posterior over its weights, `{family}`"
     lines = [f"- `{name}`: {words}" for name, words in FILES.items() if (run / name).exists()]
-    use = USED.get(kind, "").format(path=json.dumps(str(run)), data=json.dumps(data), folder=shlex.quote(str(run)))
+    trusted = ", trust=True" * ("python:" in json.dumps(to_dict(recipe)))
+    opened = f"import byov\n\nrun = byov.open({json.dumps(str(run))}{trusted})"
+    use = f"{opened}\n{USED[kind].format(data=json.dumps(data))}" if kind in USED else opened
     parts = [
         MARK,
         f"# {run.name}",
@@ -67,7 +59,8 @@ def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
         *("\n".join(lines),) * bool(lines),
         "Made by this command; what it does not name is as by default:",
         f"    byov {MADE.get(kind, 'train')} --run {shlex.quote(str(run))}" + "".join(changes(recipe)),
-        *(("From Python:" if "```" in use else "To use it:"), use) * bool(use),
+        "From Python:",
+        f"```python\n{use}\n```",
         f"Next: `byov evaluate {shlex.quote(str(run))} --shift augmentations --out results.json`, and"
         f" `byov report {shlex.quote(str(run))}` beside another run." * (kind != "table"),
     ]
