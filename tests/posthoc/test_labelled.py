@@ -34,7 +34,7 @@ class Two(nn.Module):
         {"targets": Y, "input": X},
         [{"label": Y.tolist(), "input": X}],
     ],
-    ids=str,
+    ids=lambda loader: type(loader).__name__,
 )
 def test_one_input(loader: Any) -> None:
     found = list(labelled(loader, nn.Linear(2, 2)))
