@@ -18,7 +18,7 @@ from torch import nn
 
 from byov.posterior import BayesianModule, Gaussian, beta, elbo, parameter_groups
 from byov.posterior.family import Family
-from byov.posterior.objective import usual_scale
+from byov.posterior.objective import gaussian_weights, usual_n
 
 
 def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
@@ -44,14 +44,14 @@ class Trainer(transformers.Trainer):
         n: N; by default both are as for `byov.fit`.
     """
 
-    def __init__(self, *args: Any, beta_end: float | None = None, n: float | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, beta_end: float = 1.0, n: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         model: Any = self.model
         if not any(isinstance(module, BayesianModule) for module in model.modules()):
             raise TypeError(f"{type(model).__name__} has no posterior: give it to byov.bayesianize first.")
         data: Any = self.train_dataset or ()
-        self.n, end = usual_scale(model, len(data)) if n is None else (float(n), 1.0)
-        self.beta_end = end if beta_end is None else beta_end
+        self.n = usual_n(len(data), gaussian_weights(model)) if n is None else float(n)
+        self.beta_end = beta_end
         beta(0, 1, self.beta_end)  # refuses what is no β
 
     @property

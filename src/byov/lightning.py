@@ -25,8 +25,9 @@ class KL(Callback):
     processes and for scaled losses, and before they are clipped. The loss that is logged stays the module's own.
 
     Args:
-        n: N, the number of training examples, where the loss is a mean over a batch.
-        beta_end: where β ends; 1 is Bayes. A Gaussian of many more weights P than examples wants 0.1·n/P.
+        n: N, the number of training examples, where the loss is a mean over a batch; of a Gaussian of many more weights
+            than examples rather what `byov.posterior.usual_n` gives.
+        beta_end: where β ends; 1 is Bayes, if N is the number of examples.
         beta_start: where β starts.
         schedule: "cosine", "linear" or "constant", over all the training's optimizer steps.
     """

@@ -137,6 +137,6 @@ def test_sigma_reaches_its_equilibrium_under_plain_adam(held: bool) -> None:
 
 def test_the_recommended_beta_bounds_what_the_noise_may_cost() -> None:
     small, large = (byov.bayesianize(nn.Linear(width, 10, bias=False), byov.Gaussian()) for width in (10, 1000))
-    assert byov.posterior.cold(small, n=1000) == 1e-3
-    beta = byov.posterior.cold(nn.Sequential(large), n=100)
+    assert byov.posterior.usual_beta(small, 1000) == 1.0
+    beta = byov.posterior.usual_beta(nn.Sequential(large), 100)
     assert beta * 10_000 / (2 * 100) == pytest.approx(0.01)

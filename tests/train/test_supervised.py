@@ -22,6 +22,7 @@ from byov.data.config import DataConfig
 from byov.posterior import BayesianModule
 from byov.train import checkpoint
 from byov.train.config import load_config
+from byov.train.posterior_config import FamilyConfig
 from byov.train.supervised import Classifier, Supervised, build, restore, start
 
 FAMILIES = ("gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp")
@@ -200,10 +201,23 @@ def test_beta_follows_its_schedule(tmp_path: Path, schedule: str, expected: Call
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
+def test_a_run_is_not_resumed_with_another_n(tmp_path: Path) -> None:
+    start(recipe("posterior.kl_scale=100", "train.minutes=1e-9"), tmp_path)
+    with pytest.raises(ValueError, match=r"started with N = 100, not 1,347: add --set posterior.kl_scale=100.0\."):
+        start(recipe("posterior.kl_scale=dataset"), tmp_path, resume=True)
+
+
+def test_many_weights_for_each_image_are_paid_for_by_weight() -> None:
+    assert FamilyConfig().number(100, 300) == 100
+    assert FamilyConfig().number(100, 301) == pytest.approx(50 * 301)
+    assert FamilyConfig(family="emp").number(100, 301) == 100
+
+
 @pytest.mark.parametrize(
     ("scale", "on", "number"),
     [
         ("dataset", "all", 1347),
+        ("auto", "all", 1347),
         ("none", "all", 1),
         ("12.5", "all", 12.5),
         ("parameters", "all", 64 * 32 + 32 + 2 * 32 + 32 * 10 + 10),

@@ -6,7 +6,16 @@ from byov.posterior.family import Family
 from byov.posterior.gaussian import Gaussian
 from byov.posterior.mixture import ECMP, EMP, DropConnect, Dropout, Ensemble
 from byov.posterior.module import BayesianModule
-from byov.posterior.objective import beta, cold, elbo, hold_apart, kl_scale, log_var_rate, parameter_groups
+from byov.posterior.objective import (
+    beta,
+    elbo,
+    hold_apart,
+    kl_scale,
+    log_var_rate,
+    parameter_groups,
+    usual_beta,
+    usual_n,
+)
 from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
 from byov.posterior.select import input_layer, norm_layers, output_layer
 from byov.posterior.shared import Shared
@@ -30,7 +39,6 @@ __all__ = [
     "TeacherNormal",
     "bayesianize",
     "beta",
-    "cold",
     "elbo",
     "hold_apart",
     "input_layer",
@@ -39,4 +47,6 @@ __all__ = [
     "norm_layers",
     "output_layer",
     "parameter_groups",
+    "usual_beta",
+    "usual_n",
 ]

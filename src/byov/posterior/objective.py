@@ -13,12 +13,12 @@ from byov.posterior.prior import Prior
 
 Schedule = Literal["cosine", "linear", "constant"]
 
-COLD, NOISE = 1e-3, 0.01
-"""The recommended β, and the most that the noise of a posterior may cost, in nats: see results/defaults."""
+NOISE = 0.01
+"""The most that the noise of a posterior may cost of the loss, where it would cost more than the ELBO is worth."""
 
 MANY = 3
-"""Weights for each example. With 2.4 of them the ELBO halved the calibration error (results/newsgroups), of a head;
-with 3.7 it cost an MLP on digits 2 points of accuracy, with 18 a network of convolutions a fifth."""
+"""Gaussian weights for each example. With 2.4 of them the ELBO halved the calibration error of a head
+(results/newsgroups); with 18 it cost a network of convolutions a fifth of its accuracy (results/defaults)."""
 
 LOG_VAR_EPS = 1e-15
 """Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
@@ -72,26 +72,30 @@ def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, p
     return loss + beta / n * torch.stack([each.kl(prior) for each in _posteriors(model)]).sum()
 
 
-def cold(model: nn.Module, n: float) -> float:
-    """Return the β recommended for n examples, 0.001 or 0.02·n/P of P random weights if that is less.
+def usual_n(examples: int, weights: int) -> float:
+    """Return the N of β·KL/N, β = 1, for who has no opinion; `weights` is how many have a Gaussian posterior.
 
-    Noise in equilibrium costs at most β/2n of training loss per weight: together at most 0.01 nats. `usual_scale`
-    has the same bound with a schedule, for `byov.fit`, and the ELBO where weights are few.
+    The number of examples, which is the ELBO. But of more than `MANY` weights for each example the ELBO leaves little
+    but the prior. There N is 50 for each weight: in equilibrium the noise costs at most 1/2N of loss per weight,
+    together 0.01, whatever the network and the data.
     """
-    weights = sum(factor.layout.numel for each in _posteriors(model) for factor in each.factors)
-    return min(COLD, 2.0 * NOISE * n / weights)
+    return weights / (2.0 * NOISE) if weights > MANY * examples else float(max(examples, 1))
 
 
-def usual_scale(model: nn.Module, examples: int) -> tuple[float, float]:
-    """Return N and where β ends, for who has no opinion: the ELBO, or what is colder for a posterior of many weights.
+def usual_beta(model: nn.Module, examples: int) -> float:
+    """Return the β of `byov.elbo(loss, model, n=examples, beta=…)` that `usual_n` comes to: 1, or 0.02·n/P.
 
-    Of `MANY` Gaussian weights for each example the ELBO leaves little but the prior. There N is the number of weights,
-    and β ends at 0.02, so that their noise costs 0.01 of the loss at most, whatever the network and the data: what
-    results/defaults measured as β = 0.001 for 20 weights for each example.
+    Example:
+        >>> beta = byov.posterior.usual_beta(model, len(data))
+        >>> loss = byov.elbo(F.cross_entropy(model(x), y), model, n=len(data), beta=beta)
     """
+    return max(examples, 1) / usual_n(examples, gaussian_weights(model))
+
+
+def gaussian_weights(model: nn.Module) -> int:
+    """Count the weights with a Gaussian posterior of their own σ."""
     found = [module for module in model.modules() if isinstance(module, BayesianModule)]
-    weights = sum(f.layout.numel for each in found for f in each.factors if "log_var" in f.roles)
-    return (float(weights), 0.02) if weights > MANY * examples else (float(max(examples, 1)), 1.0)
+    return sum(f.layout.numel for each in found for f in each.factors if "log_var" in f.roles)
 
 
 def log_var_rate(steps: int) -> float:

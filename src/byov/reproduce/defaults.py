@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from byov.posterior.mixture import SPREAD
-from byov.posterior.objective import COLD
 from byov.reproduce import defaults_cifar
 from byov.reproduce import defaults_methods as methods
 from byov.reproduce.defaults_methods import MEMBERS, METHODS, RULES, Read, fit, trainer
@@ -60,7 +59,7 @@ def defaults(context: Context) -> Outcome:
 def protocol() -> dict[str, Any]:
     """Return what every reading depends on."""
     m = methods
-    return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": COLD, "draws": m.DRAWS, "spread": SPREAD}
+    return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": m.BETA, "draws": m.DRAWS, "spread": SPREAD}
 
 
 def readings(context: Context, name: str) -> Readings:

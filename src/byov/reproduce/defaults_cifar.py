@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 for `byov reproduce defaults` at scale full: ResNet-18 with SGD and a tuned decay, on a GPU.
 
-Every method is recipes/cifar100_resnet18.toml with a few changes. A Gaussian's β, that of `cold`, would lower the decay
-of the recipe, 1/(N·0.14²), too: its prior is narrower by √β, so that all methods have the same decay.
+Every method is recipes/cifar100_resnet18.toml with a few changes. A Gaussian's β, that of `defaults_methods`, would
+lower the decay of the recipe, 1/(N·0.14²), too: its prior is narrower by √β, so that all methods have the same decay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The methods of `byov reproduce defaults`: how each is trained and what it predicts, the same for every set.
 
 All have 600 steps of Adam at 3e-3, as README's loop, batches of 64, and see the same rows; what has a KL has
-`cold` times it. Nothing here was chosen on a test set: results/defaults/README.md has what was tried, on held-out rows.
+`beta` times it. Nothing here was chosen on a test set: results/defaults/README.md has what was tried, on held-out rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from byov.posterior import (
     Dropout,
     Gaussian,
     bayesianize,
-    cold,
     elbo,
     log_var_rate,
     norm_layers,
@@ -35,7 +34,7 @@ from byov.prediction import predict
 from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, regressed, uncertainties
 from byov.reproduce.defaults_sets import Task
 
-STEPS, BATCH, LR, DRAWS, MEMBERS = 600, 64, 3e-3, 30, 5
+STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 600, 64, 3e-3, 1e-3, 30, 5
 
 
 def _on_both(family: Any) -> Rules:
@@ -89,6 +88,15 @@ class Fitted(nn.Module):
         return found
 
 
+def beta(fitted: Fitted, n: int) -> float:
+    """Return the β of all methods here: BETA, or 0.02·n/P of P random weights if that is less.
+
+    `byov.posterior.usual_beta`, which came later, says the same from twenty weights for each example on.
+    """
+    weights = sum(factor.layout.numel for factor in fitted.net.factors)  # type: ignore[union-attr]
+    return min(BETA, 0.02 * n / weights)
+
+
 def fit(method: str, task: Task, seed: int) -> Fitted:
     """Train a method with a seed."""
     fitted, step = trainer(method, task, seed)
@@ -110,7 +118,7 @@ def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], No
         i = torch.randint(len(task.x), (BATCH,))
         loss = fitted.loss(task.x[i], task.y[i], task.regression)
         if rules is not None:
-            loss = elbo(loss, fitted, n=len(task.x), beta=cold(fitted, len(task.x)))
+            loss = elbo(loss, fitted, n=len(task.x), beta=beta(fitted, len(task.x)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from byov.posterior import parameter_groups
-from byov.posterior.objective import usual_scale
+from byov.posterior.objective import gaussian_weights, usual_n
 from byov.posthoc.labelled import labelled
 from byov.prediction.inputs import ROWS, posterior_of, unwrap
 from byov.prediction.outputs import Output, Task
@@ -35,7 +35,7 @@ def fit(
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
-    beta_end: float | None = None,
+    beta_end: float = 1.0,
     n: float | None = None,
     task: Task | None = None,
     output: Output | None = None,
@@ -58,8 +58,8 @@ def fit(
         lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
         weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
         beta_end: where β ends; 1 is Bayes, if N is the number of examples.
-        n: N. By default N and β are Bayes', but for a Gaussian of more than three weights for each example, which would
-            learn little but the prior: there N is the number of weights, and β ends at 0.02.
+        n: N. By default the number of examples, but for a Gaussian of more than three weights for each, which would
+            learn little but the prior: see `byov.posterior.usual_n`.
         task: as for `byov.predict`; by default what outputs and labels leave no doubt about.
         output: as for `byov.predict`.
         loss: a function of outputs and labels in place of the task's; the validation is then of the mean weights.
@@ -71,18 +71,18 @@ def fit(
     """
     loader, validation = _loader(loader, shuffle=True), _loader(validation, shuffle=False)
     numbers = {"lr": lr, "weight_decay": weight_decay, "noise_precision": noise_precision}
-    _check(epochs, samples, precision, **numbers, beta_end=beta_end or 0.0, n=1.0 if n is None else n)
+    _check(epochs, samples, precision, **numbers, beta_end=beta_end, n=1.0 if n is None else n)
     inner = unwrap(model)
     posterior = posterior_of(inner)
     wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
     criterion = Criterion(model if wrapped else inner, inner, posterior, task, output, loss, noise_precision)
     examples = len(getattr(loader, "dataset", ())) or _count(loader, criterion)
-    number, end = usual_scale(model, examples) if n is None else (n, 1.0)
+    number = usual_n(examples, gaussian_weights(model)) if n is None else n
     steps = epochs * len(loader)
     groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
     history = History(criterion.name, float(number))
-    fitting = Fitting(model, criterion, optimizer, history, steps, end if beta_end is None else beta_end, precision)
+    fitting = Fitting(model, criterion, optimizer, history, steps, beta_end, precision)
     with _bar(steps, progress) as fitting.advance:
         fitting.run(loader, validation, epochs, samples, patience)
     return history

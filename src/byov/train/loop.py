@@ -160,6 +160,11 @@ class Loop:
             raise ValueError(f"{self.path} is damaged: it says step {state['step']!r} of {self.total}.")
         if state["recipe"].get("data") != self.recipe.get("data"):
             raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
+        before, now = (recipe.get("kl_scale") for recipe in (state["recipe"], self.recipe))
+        if before != now and None not in (before, now):  # "auto" may have meant another number when it was started
+            raise ValueError(
+                f"The run was started with N = {before:,.0f}, not {now:,.0f}: add --set posterior.kl_scale={before!r}."
+            )
         checkpoint.fill(self.task.module, state["module"], self.path)
         if state["optimizer"]:
             checkpoint.fill(self.optimizer, state["optimizer"], self.path)

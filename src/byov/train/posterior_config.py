@@ -54,8 +54,9 @@ class ObjectiveConfig:
     beta_end: NonNegative = 1.0
     beta_schedule: Schedule = "cosine"
     kl_scale: Literal["auto", "dataset", "parameters", "none"] | float = "auto"
-    """N of β·KL/N. "auto": the data set's size, as in the ELBO; of a Gaussian the number of its weights where that is
-    larger, so that its noise costs β/2 of the loss at most, whatever the network and the data."""
+    """N of β·KL/N. "auto": the data set's size, as in the ELBO; of a Gaussian with labels `byov.posterior.usual_n`;
+    of one without them the number of its weights where that is larger, so that its noise costs β/2 of the loss at most,
+    whatever the network and the data."""
     shared_draw: bool = False
 
     def __post_init__(self) -> None:
@@ -197,6 +198,12 @@ class FamilyConfig(ObjectiveConfig):
     @property
     def gaussian(self) -> bool:
         return "gaussian" in (self.family, self.output_family)
+
+    def number(self, dataset: int, weights: int) -> float:
+        """Return N for a data set of that size and so many weights with a posterior."""
+        if self.kl_scale == "auto" and self.gaussian:
+            return objective.usual_n(dataset, weights)
+        return super().number(dataset, weights)
 
     @property
     def components(self) -> bool:
