@@ -85,3 +85,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "timm-vit": (timm_vit, lambda: torch.randn(4, 3, 16, 16)),
     "tied": (Tied, lambda: torch.randint(11, (4, 5))),
 }
+
+
+class CausalLM(nn.Module):
+    """A language model as Hugging Face's are: labels are the inputs, and each place predicts the next."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(words, 4), nn.Linear(4, words)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return CausalLMOutput(logits=self.out(self.embed(input_ids)))
+
+
+class CausalLMOutput(dict[str, Tensor]):
+    """What such a model returns, by its name."""

@@ -70,9 +70,16 @@ def test_the_trainer_does_what_a_loop_by_hand_does(parts: int, summed: bool, tmp
     assert trainer.predict(DATA).predictions.shape == (12, 3)
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
 def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"BertForSequenceClassification has no posterior: give it to byov.bayesianize"):
         byov.hf.Trainer(model=bert(), args=arguments(tmp_path), train_dataset=DATA)
+    with pytest.raises(ValueError, match=r"^A streaming data set does not say how many examples it has: add n="):
+        byov.hf.Trainer(model=byov.bayesianize(bert()), args=arguments(tmp_path), train_dataset=Stream())
     trainer = byov.hf.Trainer(
         model=byov.bayesianize(bert(), byov.Gaussian()), args=arguments(tmp_path), train_dataset=DATA
     )

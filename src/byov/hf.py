@@ -49,7 +49,9 @@ class Trainer(transformers.Trainer):
         model: Any = self.model
         if not any(isinstance(module, BayesianModule) for module in model.modules()):
             raise TypeError(f"{type(model).__name__} has no posterior: give it to byov.bayesianize first.")
-        data: Any = self.train_dataset or ()
+        data: Any = () if self.train_dataset is None else self.train_dataset
+        if n is None and not hasattr(data, "__len__"):
+            raise ValueError("A streaming data set does not say how many examples it has: add n=, their number.")
         self.n = usual_n(len(data), gaussian_weights(model)) if n is None else float(n)
         self.beta_end = beta_end
         beta(0, 1, self.beta_end)  # refuses what is no β

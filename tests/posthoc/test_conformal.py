@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,12 @@ def test_tokens_and_temperatures() -> None:
     promise = byov.conformal(Returned(), (x.view(6, 10, 5), y.view(6, 10)), task="token", temperature=warm)
     sets = promise(byov.predict(Returned(), x.view(6, 10, 5), task="token", temperature=warm))
     assert torch.equal(sets.flatten(0, 1), byov.conformal(Returned(), (x / 3, y))(byov.predict(Returned(), x / 3)))
+
+
+@pytest.mark.parametrize("coverage", [torch.tensor(0.9), torch.tensor(0.9).numpy()], ids=["tensor", "array"])
+def test_a_coverage_may_be_a_tensor_s_number(coverage: Any) -> None:
+    found = byov.conformal(Returned(), (X, Y), coverage)
+    assert found.threshold == byov.conformal(Returned(), (X, Y), 0.9).threshold
 
 
 X, Y = torch.randn(20, 3), torch.randint(3, (20,))

@@ -120,6 +120,15 @@ def test_a_sigmoid_is_a_softmax_of_two() -> None:
     assert model.evidence.log_likelihood == pytest.approx(-loss.item())
 
 
+def test_the_labels_of_a_single_output_say_what_it_is() -> None:
+    x, net = torch.randn(40, 4).double(), nn.Linear(4, 1).double()
+    for task, y in (("classification", torch.randint(2, (40,))), ("regression", torch.randn(40))):
+        found, given = byov.laplace(net, (x, y)).evidence, byov.laplace(net, (x, y), task=task).evidence
+        assert found == given
+    with pytest.raises(ValueError, match="whole numbers beyond 0 and 1: add task='regression'"):
+        byov.laplace(net, (x, torch.arange(40) % 4))
+
+
 def test_rows_without_a_label_and_mappings() -> None:
     """Tokens (B, L, C) count one by one, those labelled −100 not at all."""
     x, y = torch.randn(6, 7, 4).double(), torch.randint(3, (6, 7))

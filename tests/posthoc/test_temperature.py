@@ -90,6 +90,12 @@ def test_under_draws_it_improves_the_mean_and_leaves_what_the_draws_disagree_abo
         torch.testing.assert_close(found.expected_entropy + found.mutual_information, found.entropy)
 
 
+def test_a_temperature_at_the_end_of_its_range_is_told() -> None:
+    right = NET(X[:5]).argmax(1)
+    with pytest.warns(UserWarning, match=r"at the end of its range, 0\.25: these 5 labels ask for sharper"):
+        assert byov.temperature(NET, (X[:5], right)).value == pytest.approx(1 / RANGE, rel=1e-6)
+
+
 def test_tokens_and_a_single_logit() -> None:
     tokens, labels = X.view(6, 10, 4), Y.view(6, 10).clone()
     flat = byov.temperature(NET, (X[:50], Y[:50])).value

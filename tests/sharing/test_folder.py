@@ -156,6 +156,19 @@ def test_a_family_of_one_s_own_is_given_by_its_class(tmp_path: Path) -> None:
     same(model, byov.load(tmp_path, mlp(), families=[Mine]), torch.randn(3, 6))
 
 
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_what_a_laplace_was_fitted_to_travels(task: Any, tmp_path: Path) -> None:
+    """Of a regression that is its noise, which `byov.predict` asks for as a precision."""
+    labels = torch.randn(20, 3) if task == "regression" else torch.randint(3, (20,))
+    model = byov.laplace(mlp(), (torch.randn(20, 6), labels), task=task)
+    model.save_pretrained(tmp_path)
+    loaded = byov.load(tmp_path, mlp())
+    assert loaded.evidence == model.evidence
+    assert (loaded.evidence.precision is None) == (task == "classification")
+    edited(tmp_path, lambda about: about.pop("evidence"))  # as folders were before
+    assert not hasattr(byov.load(tmp_path, mlp()), "evidence")
+
+
 def edited(folder: Path, change: Any) -> None:
     about = json.loads((folder / "byov.json").read_text())
     change(about)
@@ -179,6 +192,7 @@ def network(recipe: Any) -> Any:
         (lambda about: about.update(posterior="all"), mlp, "is not what byov writes: posterior is text"),
         (lambda about: about.update(prior="Cauchy"), mlp, "there is no prior 'Cauchy'"),
         (lambda about: about.update(format=9), mlp, "newer than this one"),
+        (lambda about: about.update(evidence={}), mlp, "is not what byov writes: evidence.log_marginal_likelihood is"),
         (network({"os": "system"}), None, "A recipe is a dictionary that names a network of one library"),
         (network({"timm": "hf-hub:somebody/theirs"}), None, "there is no such model"),
         (network({"timm": "resnet18", "checkpoint_path": "x.pth"}), None, "cannot have 'checkpoint_path'"),

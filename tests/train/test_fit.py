@@ -8,13 +8,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_networks import CausalLM
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import byov
 from byov.posterior.objective import gaussian_weights, usual_n
-from byov.train.labelled_loss import negative_log_likelihood, scored, task_of
+from byov.posthoc.labelled import task_of
+from byov.train.history import History
+from byov.train.labelled_loss import negative_log_likelihood, scored
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3] + 0.3 * X[:, 3:]).argmax(1)
@@ -66,6 +78,35 @@ def test_many_weights_for_each_example_are_paid_for_by_weight(examples: int, n: 
     assert gaussian_weights(nn.Linear(6, 3)) == 0
 
 
+DATA = TensorDataset(X, Y)
+SUBSET = SubsetRandomSampler(range(9))
+
+
+@pytest.mark.parametrize(
+    ("how", "n"),
+    [
+        ({"sampler": SUBSET}, 9),
+        ({"batch_sampler": BatchSampler(SUBSET, 3, drop_last=False)}, 9),
+        ({"batch_sampler": [[0, 1], [2, 3]]}, 40),  # which others it gives in another epoch nobody knows
+        ({"sampler": BatchSampler(SUBSET, 3, drop_last=False), "batch_size": None}, 9),
+        ({"sampler": DistributedSampler(DATA, num_replicas=4, rank=1)}, 40),
+        ({"sampler": RandomSampler(DATA, num_samples=5)}, 40),
+        ({"sampler": WeightedRandomSampler([1.0] * 30 + [0.0] * 10, 80)}, 30),
+        ({"batch_size": 32, "drop_last": True}, 40),
+    ],
+)
+def test_n_is_of_what_the_loader_gives(how: dict[str, Any], n: int) -> None:
+    net = byov.bayesianize(nn.Linear(6, 3, bias=False), byov.Gaussian(relative=0.05))  # 18 weights: N is of examples
+    assert byov.fit(net, DataLoader(DATA, **how), 1).n == n
+
+
+def test_a_validation_that_is_not_finite_is_never_the_best() -> None:
+    history = History("classification", 1.0)
+    for nll in (float("nan"), 2.0, float("inf"), 1.0, 1.5):
+        history.add({"epoch": float(len(history.rows) + 1), "nll": nll})
+    assert history.best == 4
+
+
 def test_it_stops_and_keeps_the_best_weights() -> None:
     """Validated on other labels, it only gets worse: two epochs of patience, and the weights of the first are kept."""
     torch.manual_seed(1)
@@ -81,23 +122,8 @@ def test_it_stops_and_keeps_the_best_weights() -> None:
         assert torch.equal(a, b)
 
 
-class Causal(nn.Module):
-    """A language model as Hugging Face's are: labels are the inputs, and each place predicts the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
-
-    def forward(self, input_ids: Tensor) -> Any:
-        return CausalLMOutput(logits=self.out(self.embed(input_ids)))
-
-
-class CausalLMOutput(dict[str, Tensor]):
-    """What such a model returns, by its name."""
-
-
 def test_a_causal_language_model_predicts_the_next_word() -> None:
-    ids, net = torch.randint(9, (4, 5)), Causal()
+    ids, net = torch.randint(9, (4, 5)), CausalLM(words=9)
     with torch.no_grad():
         expected = F.cross_entropy(net(ids)["logits"][:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     given = [{"input_ids": ids, "labels": ids}]
@@ -155,6 +181,11 @@ def test_a_loss_of_ones_own() -> None:
     assert {"loss", "nll"} <= set(history.rows[0])
 
 
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(TensorDataset(X, Y))
+
+
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "The loader is empty: there is nothing to fit on"),
     ([(X, Y)], {"validation": []}, "The loader is empty"),
@@ -166,12 +197,21 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([{"input": X}], {}, "or of mappings with 'labels'"),
     (X, {}, r"fit takes a loader of \(x, y\)"),
     (iter([(X, Y)]), {}, "fit needs a loader with a length"),
+    (Stream(), {}, "fit needs a data set with a length, which Stream has not"),
+    ([(X, Y)], {"validation": [(X, Y.view(20, 2)), (X, Y.view(8, 5))]}, r"shape, \(2,\) and \(5,\): pad all"),
     ([(X, Y)], {"epochs": 0}, "fit's epochs are a whole number above 0, not 0"),
     ([(X, Y)], {"lr": -1.0}, "fit's lr is a number above 0, not -1"),
     ([(X, Y)], {"n": 0.0}, "fit's n is a number above 0"),
     ([(X, Y)], {"precision": "fp8"}, "A precision is 'auto', '32-true' or 'bf16-mixed', not 'fp8'"),
     ([(X, Y)], {"task": "colour"}, "A task is 'classification'"),
 ]
+
+
+def test_whole_numbers_beside_one_output_may_be_quantities() -> None:
+    with pytest.raises(
+        ValueError, match=r"whole numbers beyond 0 and 1: add task='regression' if they are quantities\.$"
+    ):
+        byov.fit(nn.Linear(6, 1), [(X, Y)])
 
 
 @pytest.mark.parametrize(("loader", "how", "sentence"), BAD, ids=[sentence[:40] for *_, sentence in BAD])

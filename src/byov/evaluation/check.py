@@ -15,8 +15,20 @@ from byov.evaluation.scores import main_scores
 from byov.posterior import BayesianModule, Gaussian
 from byov.posterior.family import precise
 from byov.posterior.module import lock_of
+from byov.posthoc.labelled import IGNORED, aligned, labels_of
 from byov.prediction import Serving
-from byov.prediction.inputs import Batch, Takes, batches_of, call, device_of, first_of, posterior_of, ready, unwrap
+from byov.prediction.inputs import (
+    Batch,
+    Takes,
+    batches_of,
+    call,
+    device_of,
+    first_of,
+    posterior_of,
+    ready,
+    unwrap,
+    without_labels,
+)
 from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
 from byov.prediction.resident import evaluating
 from byov.prediction.result import entropy
@@ -34,8 +46,6 @@ POINT, NATS = 0.001, 0.01
 """The last digit of an accuracy and of an NLL that count; fewer do where so few inputs do not give as many."""
 RESAMPLED = 40
 """How often the draws are drawn again from themselves, for the errors of what they say together."""
-IGNORED = -100
-"""The label of a place that does not count, as in torch's cross-entropy: of tokens that are padding."""
 LAYER_SCALE = log(2.0)
 """How far a layer's own scale may have moved since `Gaussian(relative=…)` took it."""
 
@@ -129,6 +139,7 @@ def check(
         found = serving(x if isinstance(x, Tensor | Mapping) else [(x,)], generator)
         if found.task not in CLASSES:
             raise ValueError(f"check reads probabilities of classes: a task is one of {CLASSES}, not {found.task!r}.")
+        labels = None if labels is None else aligned(labels, serving.reading)
         seen.take(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
     return seen.result(inner)
 
@@ -181,18 +192,21 @@ def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple
     if not isinstance(loader_or_x, Iterable | Dataset):
         kinds = "a tensor, a mapping, a data set, a pair (x, y) or a loader"
         raise TypeError(f"check takes {kinds}, not {type(loader_or_x).__name__}.")
-    one, batches = batches_of(loader_or_x, net)
+    takes, (one, batches) = Takes.of(net), batches_of(loader_or_x, net)
     if one is not None:
-        yield one, y
+        x = without_labels(one, takes)
+        yield x, _tensor(labels_of(one, x)) if y is None and isinstance(one, Mapping) else y
         return
     if y is not None:
         raise ValueError("Labels y go with one batch x; a loader gives its own, in (x, y) pairs.")
-    takes = Takes.of(net)
     for batch in batches:
         x = first_of(batch, takes)
-        after = takes.needed if isinstance(x, tuple) and isinstance(batch[0], Tensor) else 1
-        labelled = isinstance(batch, tuple | list) and len(batch) > after and isinstance(batch[after], Tensor)
-        yield x, batch[after] if labelled else None
+        yield x, _tensor(labels_of(batch, x))
+
+
+def _tensor(labels: Any) -> Tensor | None:
+    """Return labels that are a tensor; what else stands beside inputs, such as names of files, is none."""
+    return labels if isinstance(labels, Tensor) else None
 
 
 def _is_pair(batch: Any) -> bool:

@@ -102,8 +102,9 @@ def conformal(
     """
     if score not in get_args(Score):
         raise ValueError(f"A conformal score is 'probability' or 'aps', not {score!r}.")
+    coverage = float(coverage)  # also of a tensor's or an array's number
     if not 0 < coverage < 1:
-        raise ValueError(f"A coverage is above 0 and below 1, not {coverage!r}.")
+        raise ValueError(f"A coverage is above 0 and below 1, not {coverage:g}.")
     serving = Serving(model, samples, task=task, output=output, precision=precision, temperature=temperature)
     prediction, labels = predicted(serving, loader, generator)
     if prediction.task in CLASSES:

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
+from byov.prediction.outputs import Reading, Task
+
+IGNORED = -100
+"""The label of a token or a pixel that does not count, as everywhere in torch."""
 
 
 def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
@@ -21,25 +26,59 @@ def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     for batch in batches:
         found = True
         x = first_of(_without_labels(batch), takes)
-        yield x, _labels_of(batch, len(x) if isinstance(x, tuple) and isinstance(batch[0], Tensor) else 1)
+        y = labels_of(batch, x)
+        if not isinstance(y, Tensor | np.ndarray | list):
+            raise ValueError("The labels are needed, too: give a loader of (x, y) pairs, or of mappings with 'labels'.")
+        yield x, torch.as_tensor(y)
     if not found:
         raise ValueError("The loader is empty: there is nothing to fit on.")
 
 
-def _labels_of(batch: Any, after: int) -> Tensor:
-    """Return the labels, in a tuple what comes after the inputs."""
-    y = None
+def labels_of(batch: Any, x: Any) -> Any:
+    """Return the labels of a batch whose inputs are `x`, in a tuple what comes after these; None if there are none."""
     if isinstance(batch, Mapping):
-        y = next((batch[name] for name in LABELS if name in batch), None)
-    elif isinstance(batch, tuple | list) and len(batch) > after:
-        y = batch[after]
-    if not isinstance(y, Tensor | np.ndarray | list):
-        raise ValueError("The labels are needed, too: give a loader of (x, y) pairs, or of mappings with 'labels'.")
-    return torch.as_tensor(y)
+        return next((batch[name] for name in LABELS if name in batch), None)
+    after = len(x) if isinstance(x, tuple) and not isinstance(batch[0], tuple | list) else 1
+    return batch[after] if isinstance(batch, tuple | list) and len(batch) > after else None
+
+
+def aligned(labels: Tensor, reading: Reading) -> Tensor:
+    """Return labels beside the outputs that predict them: each place of a causal language model the next one.
+
+    Such a network is known by the name of what it returned, so it has been called before.
+    """
+    return pad(labels[:, 1:], (0, 1), value=IGNORED) if reading.causal and labels.ndim > 1 else labels
 
 
 def _without_labels(batch: Any) -> Any:
     return {k: v for k, v in batch.items() if k not in LABELS} if isinstance(batch, Mapping) else batch
+
+
+def task_of(outputs: Tensor, labels: Tensor) -> Task:
+    """Decide the task by the outputs and the labels of a batch, or refuse to guess."""
+    shape, of = tuple(outputs.shape), tuple(labels.shape)
+    whole = not labels.is_floating_point()
+    binary = bool(((labels == 0) | (labels == 1)).all())
+    places = [task for task, found in (("token", shape[:-1]), ("segmentation", shape[:1] + shape[2:])) if of == found]
+    single = len(shape) == 1 or shape[1:] == (1,)
+    if single and whole and outputs.numel() == labels.numel() and not bool((labels[labels != IGNORED] // 2 == 0).all()):
+        raise ValueError(
+            "The network has one output, and the labels are whole numbers beyond 0 and 1: add task='regression' if they"
+            " are quantities."
+        )
+    if whole and len(shape) == 2 and places:
+        return "classification"
+    if whole and len(shape) > 2 and len(places) == 1:
+        return "token" if places == ["token"] else "segmentation"
+    if single and outputs.numel() == labels.numel() and not binary and not whole:
+        return "regression"
+    if whole and binary and single and outputs.numel() == labels.numel():
+        return "classification"
+    if of == shape and not single:
+        return "multilabel" if binary and len(shape) == 2 else "regression"
+    raise ValueError(
+        f"Outputs {shape} and labels {of} of {labels.dtype} may be several things, or none: add task= or loss=."
+    )
 
 
 def class_numbers(labels: Tensor, classes: int) -> Tensor:

@@ -18,7 +18,7 @@ from byov.posterior.prior import Normal
 from byov.posthoc.curvature import Curvature, Likelihood, Structure, loss_and_hessian
 from byov.posthoc.evidence import Evidence, best_noise, best_precision, gaussian_log_likelihood, log_marginal
 from byov.posthoc.held_out import climb, predictive_loss
-from byov.posthoc.labelled import labelled
+from byov.posthoc.labelled import aligned, labelled, task_of
 from byov.posthoc.last_layer import LastLayer
 from byov.prediction.inputs import posterior_of, ready, unwrap
 from byov.prediction.outputs import Output, Reading, Task
@@ -59,7 +59,7 @@ def laplace(
         structure: of the covariance: "full", for at most 20,000 weights; "kron", by Kronecker factors; "diag". "auto"
             is "full" up to 2048 weights, and "kron" beyond.
         task: "classification" (a single logit is a sigmoid's), "token", "multilabel" or "regression", as for
-            `byov.predict`, and decided in the same way where it is not given.
+            `byov.predict`, and decided in the same way where it is not given; of a single output by its labels.
         output: which of several outputs, as for `byov.predict`.
         prior_precision: δ; by default the one under which the data are most likely.
         noise: of a regression the standard deviation of its noise; by default the most likely one, together with δ.
@@ -93,8 +93,10 @@ def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> I
     """Yield what the last layer is given (N, D), what it returns (N, C), and the labels."""
     for x, labels in labelled(loader, net):
         features, outputs = last(ready(x, net))
+        if reading.task is None and outputs.shape[1:] in ((), (1,)) and not reading.configured:
+            reading.task = task_of(outputs, labels)  # a logit or a number: the labels know
         reading.shaped(outputs[None])  # decides the task, or refuses to
-        yield features.flatten(0, -2), outputs.flatten(0, -2), labels.to(outputs.device)
+        yield features.flatten(0, -2), outputs.flatten(0, -2), aligned(labels, reading).to(outputs.device)
 
 
 def _curved(

@@ -8,6 +8,7 @@ softmax. Vector scaling gives each class a factor and an offset of its own, p âˆ
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -15,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.posthoc.labelled import class_numbers, labelled
+from byov.posthoc.labelled import aligned, class_numbers, labelled
 from byov.prediction.inputs import posterior_of
 from byov.prediction.outputs import CLASSES, Output, Task, class_dim
 from byov.prediction.predict import Serving
@@ -108,6 +109,13 @@ def temperature(
         raise ValueError(f"A temperature is for probabilities of classes, not for a {prediction.task}.")
     probs, labels = rows_of(prediction, labels)
     value = fit_temperature(probs, labels)
+    if not 1.001 / RANGE < value < RANGE / 1.001:
+        side = "sharper" if value < 1 else "flatter"
+        warnings.warn(
+            f"The temperature is at the end of its range, {value:.3g}: these {len(labels)} labels ask for {side}"
+            " probabilities still, as few examples that are all right, or all wrong, do.",
+            stacklevel=2,
+        )
     return Temperature(value) if kind == "scalar" else Temperature(value, *fit_vector(probs, labels, value))
 
 
@@ -122,7 +130,8 @@ def predicted(serving: Serving, loader: Any, generator: Generator | None) -> tup
             labels.append(y.cpu())
             yield x
 
-    return serving(inputs(), generator, progress=False), torch.cat(labels)
+    prediction = serving(inputs(), generator, progress=False)
+    return prediction, aligned(torch.cat(labels), serving.reading)
 
 
 def rows_of(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,17 @@ class Reading:
         self.doubted = task is None
         self._returned = ""
 
+    @property
+    def causal(self) -> bool:
+        """Tell if what the network returned last is a causal language model's: each place predicts the next one."""
+        return "CausalLM" in self._returned
+
+    @property
+    def configured(self) -> Task | None:
+        """Return the task that a Hugging Face network's configuration names, if it does."""
+        problem = getattr(getattr(self.net, "config", None), "problem_type", None)
+        return PROBLEMS.get(problem) if self._returned and isinstance(problem, str) else None
+
     def tensor(self, returned: Any) -> Tensor:
         """Return the tensor that is predicted, of all that the network returns."""
         self._returned = type(returned).__name__ if self.output in (None, "logits") else ""
@@ -109,9 +120,8 @@ class Reading:
 
     def _decide(self, shape: tuple[int, ...]) -> Task:
         """Return the task that the shape (N, …) and the network's own words say, or refuse to guess."""
-        problem = getattr(getattr(self.net, "config", None), "problem_type", None)
-        if len(shape) == 2 and problem in PROBLEMS and self._returned:
-            return PROBLEMS[problem]
+        if len(shape) == 2 and (configured := self.configured) is not None:
+            return configured
         tokens = len(shape) == 3 and ("Token" in self._returned or "LM" in self._returned)
         if len(shape) == 3 and not tokens:
             raise ValueError(

@@ -122,6 +122,11 @@ class Serving:
             raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
         self._resident = None if self._posterior is None else Resident(self._posterior, self.model)
 
+    @property
+    def reading(self) -> Reading:
+        """Return how the network's outputs are read; what is not given is decided by the first batch."""
+        return self._reading
+
     def _check_members(self) -> None:
         if self.strategy == "vmap" or self.tolerance is not None:
             raise ValueError("samples='members' takes each member once, in a loop: give no strategy and no tolerance.")

@@ -23,6 +23,7 @@ from byov.posterior.family import Family
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
+from byov.posthoc.evidence import Evidence
 from byov.sharing import hub, origin
 from byov.sharing.card import Measured, card, measured_rows
 from byov.sharing.tensors import PRIOR, collected, fill
@@ -37,6 +38,14 @@ PATTERN = {
     "prior": str,
     "shared_draw": bool,
     "frozen": [str],
+    "evidence?": {
+        "log_marginal_likelihood": float,
+        "log_likelihood": float,
+        "prior_precision": float,
+        "noise?": float,
+        "structure": str,
+        "examples": int,
+    },
 }
 FORMAT = 1
 
@@ -96,7 +105,7 @@ def _about(model: BayesianModule, tensors: Mapping[str, Tensor], recipe: origin.
         recipe = origin.find(model.net, shapes)
     else:
         origin.build_like(recipe, model.net, shapes)
-    own = model.net.named_parameters()
+    own, evidence = model.net.named_parameters(), vars(model).get("evidence")
     return {
         "format": FORMAT,
         "byov": __version__,
@@ -113,6 +122,7 @@ def _about(model: BayesianModule, tensors: Mapping[str, Tensor], recipe: origin.
         "prior": type(model.prior).__name__,
         "shared_draw": model.shared_draw,
         "frozen": [name for name, parameter in own if not parameter.requires_grad],
+        **({"evidence": asdict(evidence)} if isinstance(evidence, Evidence) else {}),
     }
 
 
@@ -153,6 +163,8 @@ def load(
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             kind = about["network"]["class"]
             raise ValueError(f"{folder} holds a posterior over another {kind} than this network: {reason}.") from error
+    if (fitted := about.get("evidence")) is not None:
+        vars(model)["evidence"] = Evidence(**{field.name: fitted.get(field.name) for field in fields(Evidence)})
     return model.to(device).eval()
 
 

@@ -15,7 +15,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from byov.posterior import parameter_groups
 from byov.posterior.objective import gaussian_weights, usual_n
@@ -33,7 +40,7 @@ def fit(
     epochs: int = 10,
     validation: Any = None,
     *,
-    lr: float = 1e-3,
+    lr: float = 3e-3,
     weight_decay: float = 0.0,
     beta_end: float = 1.0,
     n: float | None = None,
@@ -55,7 +62,8 @@ def fit(
         loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
         epochs: how often it is gone through, at most.
         validation: the same, of examples that are not trained on.
-        lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
+        lr: of the weights, for a new network; a third or a tenth of it for one that is trained already. ρ = log σ² has
+            its own (`byov.parameter_groups`).
         weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
         beta_end: where β ends; 1 is Bayes, if N is the number of examples.
         n: N. By default the number of examples, but for a Gaussian of more than three weights for each, which would
@@ -76,8 +84,9 @@ def fit(
     posterior = posterior_of(inner)
     wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
     criterion = Criterion(model if wrapped else inner, inner, posterior, task, output, loss, noise_precision)
-    examples = len(getattr(loader, "dataset", ())) or _count(loader, criterion)
-    number = usual_n(examples, gaussian_weights(model)) if n is None else n
+    if validation is not None and loss is None:
+        _one_length(validation, criterion)
+    number = usual_n(_examples(loader, criterion), gaussian_weights(model)) if n is None else n
     steps = epochs * len(loader)
     groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
@@ -91,7 +100,9 @@ def fit(
 def _loader(given: Any, shuffle: bool) -> Any:
     """Return a loader that can be gone through again: the one given, or one of a data set."""
     if isinstance(given, Dataset) or type(given).__module__.startswith("datasets."):
-        given = DataLoader(given, ROWS, shuffle=shuffle)
+        if not hasattr(given, "__len__"):
+            raise TypeError(f"fit needs a data set with a length, which {type(given).__name__} has not.")
+        given = DataLoader(given, ROWS, shuffle=shuffle and not isinstance(given, IterableDataset))
     if given is None or (isinstance(given, tuple) and len(given) == 2):
         return given and [given]  # one batch
     try:
@@ -105,8 +116,41 @@ def _loader(given: Any, shuffle: bool) -> Any:
     return given
 
 
-def _count(loader: Any, criterion: Criterion) -> int:
-    return sum(len(labels) for _, labels in labelled(loader, criterion.net))
+def _examples(loader: Any, criterion: Criterion) -> int:
+    """Count the examples that the loader gives: those of its sampler, which may be a part of the data set."""
+    size, batches = _size(getattr(loader, "dataset", None)), getattr(loader, "batch_sampler", None)
+    if not size or (isinstance(loader, DataLoader) and batches is None):  # its data set may be one of whole batches
+        return sum(len(y) for _, y in labelled(loader, criterion.net))
+    sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))
+    # N counts the examples that are learnt from in all epochs. One process of several sees a part in an epoch, a random
+    # sampler may draw fewer, or some twice, and drop_last leaves out others each time: all of them count. But an
+    # example of weight 0 is never drawn.
+    if isinstance(sampler, WeightedRandomSampler):
+        return int((sampler.weights > 0).sum())
+    if isinstance(sampler, DistributedSampler | RandomSampler):
+        return size
+    return min(_size(sampler) or size, size)
+
+
+def _size(of: Any) -> int:
+    """Return the length; 0 of what has none."""
+    try:
+        return len(of)
+    except TypeError:
+        return 0
+
+
+def _one_length(validation: Any, criterion: Criterion) -> None:
+    """Refuse tokens of several lengths before training: their predictions would not be one tensor."""
+    shapes: set[tuple[int, ...]] = set()
+    with torch.random.fork_rng(devices=[]):  # training is the same as without this look
+        for _, y in labelled(validation, criterion.net):
+            if y.ndim < 2 or y.is_floating_point():
+                return
+            shapes.add(tuple(y.shape[1:]))
+    if len(shapes) > 1:
+        found = " and ".join(map(str, sorted(shapes)[:2]))
+        raise ValueError(f"The validation's labels differ in shape, {found}: pad all its batches to one.")
 
 
 def _check(epochs: int, samples: int, precision: str, **numbers: float) -> None:

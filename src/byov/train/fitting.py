@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from byov.posterior import beta, elbo
-from byov.posthoc.labelled import labelled
+from byov.posthoc.labelled import aligned, labelled
 from byov.prediction import Serving
 from byov.prediction.inputs import device_of
 from byov.train import Diverged
@@ -90,7 +90,7 @@ class Fitting:
 
         def inputs() -> Iterator[Any]:
             for x, y in labelled(loader, self.criterion.net):
-                labels.append(y)
+                labels.append(y.cpu())
                 yield x
 
         reading, generator = self.criterion.reading, Generator(device_of(self.model)).manual_seed(0)  # the same draws
@@ -98,7 +98,7 @@ class Fitting:
         serving = Serving(self.model, samples, task=reading.task, output=reading.output, precision=tau)
         with self._cast():
             prediction = serving(inputs(), generator, progress=False)
-        return scored(prediction, self.criterion.aligned(torch.cat(labels)))
+        return scored(prediction, aligned(torch.cat(labels), serving.reading))
 
     def _cast(self) -> Any:
         kind = device_of(self.model).type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 
@@ -20,9 +21,12 @@ class History:
     best: int = 0
 
     def add(self, row: dict[str, float]) -> None:
-        """Add an epoch; the best is the one whose validation is the likeliest, or without one the last."""
+        """Add an epoch; the best is the one whose validation is the likeliest, or without one the last.
+
+        A validation that is not finite is never the best.
+        """
         self.rows.append(row)
-        if "nll" not in row or row["nll"] <= min(self["nll"]):
+        if "nll" not in row or (isfinite(row["nll"]) and row["nll"] <= min(filter(isfinite, self["nll"]))):
             self.best = len(self.rows)
 
     def __getitem__(self, name: str) -> list[float]:

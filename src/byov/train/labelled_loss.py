@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from byov.metrics import functional as scores
 from byov.posterior import BayesianModule
-from byov.posthoc.labelled import class_numbers
+from byov.posthoc.labelled import IGNORED, aligned, class_numbers, task_of
 from byov.prediction.inputs import call, ready
 from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
 from byov.prediction.result import Prediction
 
-IGNORED = -100
-"""The label of a token or a pixel that does not count, as everywhere in torch."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,7 +38,7 @@ class Criterion:
     ) -> None:
         net = inner if posterior is not inner or posterior is None else posterior.net
         self.model, self.net, self.posterior, self.loss, self.tau = model, net, posterior, loss, tau
-        self.reading, self.shift = Reading(task, output, net), False
+        self.reading = Reading(task, output, net)
 
     @property
     def name(self) -> str:
@@ -49,43 +47,13 @@ class Criterion:
 
     def __call__(self, x: Any, y: Tensor) -> Tensor:
         """Return the mean loss of a batch under the weights of one call."""
-        outputs = call(self.model, ready(x, self.model), self._tensor)
+        outputs = call(self.model, ready(x, self.model), self.reading.tensor)
         if self.loss is not None:
             return self.loss(outputs, y.to(outputs.device)).mean()
         if self.reading.task is None:
             self.reading.task = task_of(outputs, y)
-        outputs, y = self.reading.shaped(outputs[None])[0], self.aligned(y)
+        outputs, y = self.reading.shaped(outputs[None])[0], aligned(y, self.reading)
         return negative_log_likelihood(self.reading.task, outputs, y, self.tau)
-
-    def aligned(self, labels: Tensor) -> Tensor:
-        """Return labels beside the outputs that predict them: each place of a causal language model the next one."""
-        return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shift else labels
-
-    def _tensor(self, returned: Any) -> Tensor:
-        self.shift = "CausalLM" in type(returned).__name__ and self.reading.output is None
-        return self.reading.tensor(returned)
-
-
-def task_of(outputs: Tensor, labels: Tensor) -> Task:
-    """Decide the task by the outputs and the labels of a batch, or refuse to guess."""
-    shape, of = tuple(outputs.shape), tuple(labels.shape)
-    whole = not labels.is_floating_point()
-    binary = bool(((labels == 0) | (labels == 1)).all())
-    places = [task for task, found in (("token", shape[:-1]), ("segmentation", shape[:1] + shape[2:])) if of == found]
-    if whole and len(shape) == 2 and places:
-        return "classification"
-    if whole and len(shape) > 2 and len(places) == 1:
-        return "token" if places == ["token"] else "segmentation"
-    single = len(shape) == 1 or shape[1:] == (1,)
-    if single and outputs.numel() == labels.numel() and not binary and not whole:
-        return "regression"
-    if whole and binary and single and outputs.numel() == labels.numel():
-        return "classification"
-    if of == shape and not single:
-        return "multilabel" if binary and len(shape) == 2 else "regression"
-    raise ValueError(
-        f"Outputs {shape} and labels {of} of {labels.dtype} may be several things, or none: add task= or loss=."
-    )
 
 
 def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, tau: float = 1.0) -> Tensor:
