@@ -100,6 +100,13 @@ def test_n_is_of_what_the_loader_gives(how: dict[str, Any], n: int) -> None:
     assert byov.fit(net, DataLoader(DATA, **how), 1).n == n
 
 
+@pytest.mark.parametrize(("batch", "epochs"), [(4, 100), (7, 167), (1, 25)])
+def test_by_default_it_takes_a_thousand_steps(batch: int, epochs: int) -> None:
+    """Of ten batches 100 epochs, of six 167, of forty 25."""
+    history = byov.fit(nn.Linear(6, 3), DataLoader(DATA, batch))
+    assert len(history.rows) == epochs
+
+
 def test_a_validation_that_is_not_finite_is_never_the_best() -> None:
     history = History("classification", 1.0)
     for nll in (float("nan"), 2.0, float("inf"), 1.0, 1.5):

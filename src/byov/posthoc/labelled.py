@@ -61,7 +61,8 @@ def task_of(outputs: Tensor, labels: Tensor) -> Task:
     binary = bool(((labels == 0) | (labels == 1)).all())
     places = [task for task, found in (("token", shape[:-1]), ("segmentation", shape[:1] + shape[2:])) if of == found]
     single = len(shape) == 1 or shape[1:] == (1,)
-    if single and whole and outputs.numel() == labels.numel() and not bool((labels[labels != IGNORED] // 2 == 0).all()):
+    beyond = bool(((labels != 0) & (labels != 1) & (labels != IGNORED)).any())
+    if single and whole and beyond and outputs.numel() == labels.numel():
         raise ValueError(
             "The network has one output, and the labels are whole numbers beyond 0 and 1: add task='regression' if they"
             " are quantities."

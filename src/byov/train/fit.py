@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any, get_args
 
 import torch
@@ -33,14 +33,18 @@ from byov.train.fitting import Fitting, Precision
 from byov.train.history import History
 from byov.train.labelled_loss import Criterion, Loss
 
+EPOCHS, STEPS = 10, 1000
+"""How long `fit` trains by default: so many epochs, or more where these have fewer steps. Ten epochs of 1,200 digits
+are 190 steps, after which a small network had 86 to 90 % of held-out digits right; after a thousand it had 97 %."""
+
 
 def fit(
     model: nn.Module,
     loader: Any,
-    epochs: int = 10,
+    epochs: int | None = None,
     validation: Any = None,
     *,
-    lr: float = 3e-3,
+    lr: float = 1e-3,
     weight_decay: float = 0.0,
     beta_end: float = 1.0,
     n: float | None = None,
@@ -60,10 +64,9 @@ def fit(
     Args:
         model: a BayesianModule, or a plain network, which is trained without a KL; on the device where it is.
         loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
-        epochs: how often it is gone through, at most.
+        epochs: how often it is gone through, at most; by default ten times, or as often as makes a thousand steps.
         validation: the same, of examples that are not trained on.
-        lr: of the weights, for a new network; a third or a tenth of it for one that is trained already. ρ = log σ² has
-            its own (`byov.parameter_groups`).
+        lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
         weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
         beta_end: where β ends; 1 is Bayes, if N is the number of examples.
         n: N. By default the number of examples, but for a Gaussian of more than three weights for each, which would
@@ -79,14 +82,14 @@ def fit(
     """
     loader, validation = _loader(loader, shuffle=True), _loader(validation, shuffle=False)
     numbers = {"lr": lr, "weight_decay": weight_decay, "noise_precision": noise_precision}
-    _check(epochs, samples, precision, **numbers, beta_end=beta_end, n=1.0 if n is None else n)
+    _check(1 if epochs is None else epochs, samples, precision, **numbers, beta_end=beta_end, n=1.0 if n is None else n)
     inner = unwrap(model)
     posterior = posterior_of(inner)
     wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
     criterion = Criterion(model if wrapped else inner, inner, posterior, task, output, loss, noise_precision)
-    if validation is not None and loss is None:
-        _one_length(validation, criterion)
+    _one_length(validation, criterion)
     number = usual_n(_examples(loader, criterion), gaussian_weights(model)) if n is None else n
+    epochs = max(EPOCHS, ceil(STEPS / len(loader))) if epochs is None else epochs
     steps = epochs * len(loader)
     groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
@@ -142,6 +145,8 @@ def _size(of: Any) -> int:
 
 def _one_length(validation: Any, criterion: Criterion) -> None:
     """Refuse tokens of several lengths before training: their predictions would not be one tensor."""
+    if validation is None or criterion.loss is not None:
+        return
     shapes: set[tuple[int, ...]] = set()
     with torch.random.fork_rng(devices=[]):  # training is the same as without this look
         for _, y in labelled(validation, criterion.net):
