@@ -114,3 +114,15 @@ def prediction_in_threads(setting: Setting) -> str:
     for seed, draws in found.items():
         beside.check(f"draws of seed {seed}", draws, beside.x.roll(seed // 6, 0), seed)
     return f"at most {beside.worst:.1g} away"
+
+
+@case(5)
+def labels_of_a_loader_on_the_device(setting: Setting) -> str:
+    """A loader whose labels are there already trains, is validated, and fits a temperature and sets."""
+    data = batch(setting.size(64, 12), setting)
+    model = byov.bayesianize(nn.Sequential(nn.Flatten(), nn.Linear(data[0][0].numel(), 10)), byov.Gaussian(-6.0))
+    model.to(setting.device)
+    nll = byov.fit(model, [data], 1, [data], precision="32-true", progress=False)["nll"][0]
+    found = byov.temperature(model, [data], samples=DRAWS).value
+    assert byov.conformal(model, [data], samples=DRAWS).examples == len(data[1])
+    return f"NLL {nll:.3g}, T {found:.3g}"
