@@ -11,6 +11,7 @@ A recipe may come from anybody. Nothing is imported but the libraries named here
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -40,6 +41,10 @@ PRIVATE = (
     "use_pretrained_backbone",
 )
 """What a configuration may name that is fetched or imported; what begins with an underscore, too."""
+ADAPTERS = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "HRA", "LN_TUNING")
+"""PEFT's that are made of numbers alone; others fetch a tokenizer, read files or compile code."""
+STARTS = ("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config")
+"""What says how an adapter starts, which the folder's weights do instead, or where it waits."""
 
 
 def build(recipe: Recipe) -> nn.Module:
@@ -91,7 +96,10 @@ def _timm(recipe: Recipe) -> nn.Module:
 def _torchvision(recipe: Recipe) -> nn.Module:
     from torchvision import models
 
-    return models.get_model(recipe["torchvision"], weights=None, **arguments(recipe, "torchvision"))
+    name = recipe["torchvision"]
+    # A segmentation or detection network would fetch those of its backbone.
+    parts = {"weights", "weights_backbone"} & inspect.signature(models.get_model_builder(name)).parameters.keys()
+    return models.get_model(name, **dict.fromkeys(parts), **arguments(recipe, "torchvision"))
 
 
 def _byov(recipe: Recipe) -> nn.Module:
@@ -118,6 +126,11 @@ def _peft(recipe: Recipe) -> nn.Module:
 
     adapters = {}
     for name, config in recipe["peft"].items():
+        if config["peft_type"] not in ADAPTERS:
+            raise ValueError(f"an adapter is {', '.join(ADAPTERS[:-1])} or {ADAPTERS[-1]}, not {config['peft_type']!r}")
+        config = {key: value for key, value in config.items() if key not in (*PRIVATE, *STARTS)}
+        if more := [key for key, value in config.items() if key.endswith("_config") and value]:
+            raise ValueError(f"an adapter has no {more[0]!r}")
         kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
         known = {key: value for key, value in _public(config).items() if key in kind.__dataclass_fields__}
         # Their start is overwritten, and some look into the network's weights for it.
