@@ -167,6 +167,11 @@ def network(recipe: Any) -> Any:
     return lambda about: about["network"].update(recipe=recipe)
 
 
+def wrapped(backbone: str) -> Any:
+    config = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": backbone}}
+    return {"transformers": "DetrModel", "config": config}
+
+
 def adapter(**config: Any) -> Any:
     return {"peft": {"default": config}, "on": {"byov": "mlp", "classes": 3}}
 
@@ -194,6 +199,8 @@ def adapter(**config: Any) -> Any:
             None,
             "LN_TUNING, not 'PROMPT_TUNING'",
         ),
+        (network(wrapped("hf-hub:somebody/theirs")), None, "there is no backbone 'hf-hub:somebody/theirs'"),
+        (network(wrapped("../theirs")), None, "there is no backbone '../theirs'"),
         (network(adapter(peft_type="LORA", arrow_config={"x": 1})), None, "an adapter has no 'arrow_config'"),
         (network({"torchvision": "resnet18"}), None, "another Sequential than this network"),
     ],

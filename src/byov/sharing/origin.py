@@ -114,6 +114,7 @@ def _transformers(recipe: Recipe) -> nn.Module:
     cls = getattr(transformers, str(recipe["transformers"]), None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError("there is no such model")
+    _check_backbones(recipe["config"])
     config = transformers.AutoConfig.for_model(**_public(recipe["config"]))
     attention = recipe.get("attention", "eager")
     if attention not in ATTENTION:
@@ -150,6 +151,19 @@ BUILDERS: dict[str, Callable[[Recipe], nn.Module]] = {
     "byov": _byov,
 }
 """The libraries that make networks by name."""
+
+
+def _check_backbones(config: Any) -> None:
+    """Refuse a backbone, at any level, whose name is that of a repository or a folder: hf-hub:…, somebody/theirs."""
+    items = config.items() if isinstance(config, Mapping) else enumerate(config) if isinstance(config, list) else ()
+    for key, value in items:
+        if (
+            key in ("architecture", "backbone")
+            and isinstance(value, str)
+            and not value.replace(".", "_").isidentifier()
+        ):
+            raise ValueError(f"there is no backbone {value!r}")
+        _check_backbones(value)
 
 
 def _public(config: Any) -> Any:
