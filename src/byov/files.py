@@ -68,8 +68,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def whole(text: str) -> int | float:
-    """Read a whole number of JSON; what has more digits than any of ours is a float, which may be infinite."""
-    return int(text) if len(text) <= 20 else float(text)
+    """Read a whole number of JSON; one of more digits than a float can have is a float, which may be infinite."""
+    return int(text) if len(text) <= 300 else float(text)
 
 
 LEVELS = 40

@@ -249,7 +249,7 @@ def test_a_baseline_gives_corruption_errors(call, folder) -> None:
         (["--data", "digits", "--device", "abacus"], "no device 'abacus'"),
         (["--data", "digits", "--out", "."], "a folder"),
         (["--data", "digits", "--out", "/dev/full", "--force"], "/dev/full is a device or a pipe"),
-        (["--data", ""], "A data set has a name"),
+        (["--data", ""], "an empty argument after --data"),
         (["--data", "npz:a\x1b[31m\nb"], r"a\x1b[31m\nb"),
         ([], "--data NAME"),
         (["five", "--data", "digits"], "5 outputs, but digits has 10 classes"),

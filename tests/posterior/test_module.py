@@ -123,7 +123,7 @@ def test_snr_of_a_weight_without_spread() -> None:
     net = nn.Linear(2, 1)
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[0.0, -3.0]]))
-    snr = byov.bayesianize(net, byov.EMP(2)).snr()["weight"]  # copies: σ is 0
+    snr = byov.bayesianize(net, byov.EMP(2, spread=0.0)).snr()["weight"]  # copies: σ is 0
     assert snr.tolist() == [[0.0, float("inf")]]
     gaussian = byov.bayesianize(net, byov.Gaussian(0.0)).snr()["weight"]
     assert gaussian.tolist() == [[0.0, 3.0]]

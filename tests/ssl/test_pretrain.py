@@ -260,7 +260,7 @@ def test_a_run_is_neither_overwritten_nor_changed(tmp_path: Path, call: Any) -> 
 
 
 def test_a_diverged_run_keeps_its_checkpoint_and_exits_with_1(tmp_path: Path, call: Any) -> None:
-    wild = ("train.optimizer=sgd", "train.lr=1e30", "train.warmup=0", "train.save_minutes=0")
+    wild = ("train.optimizer=sgd", "train.lr=1e6", "train.warmup=0", "train.save_minutes=0")
     status, _, said = call(*arguments(tmp_path, *wild))
     assert status == 1
     assert re.search(r"The loss is nan at step \d\. Try a lower train\.lr, train\.clip=1\.0", said)

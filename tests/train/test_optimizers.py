@@ -143,7 +143,9 @@ def test_frozen_parameters_are_left_out() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_moves_weights_only_and_never_log_variances(name: Any) -> None:
     """With gradients of zero only decay is left: weights shrink by the factor it says, nothing else moves."""
-    model = byov.bayesianize(made(), {"a.*": byov.Gaussian(), "b.*": byov.EMP(2), "stem.*": byov.ECMP(2)})
+    model = byov.bayesianize(
+        made(), {"a.*": byov.Gaussian(), "b.*": byov.EMP(2, spread=0.0), "stem.*": byov.ECMP(2, spread=0.0)}
+    )
     before = {k: p.detach().clone() for k, p in model.named_parameters()}
     start = {k: m.detach().clone() for k, m in model.mean().items()}
     for p in model.parameters():

@@ -24,8 +24,8 @@ from byov.train import regression_networks as networks
 from byov.train.regression import Settings, fit, strongest_decay
 
 FAMILIES: dict[str, Family] = {
-    "EMP": byov.EMP(3),
-    "ECMP": byov.ECMP(3),
+    "EMP": byov.EMP(3, spread=0.0),
+    "ECMP": byov.ECMP(3, spread=0.0),
     "Dropout": byov.Dropout(0.2),
     "Ensemble": byov.Ensemble(3),
 }
@@ -117,7 +117,7 @@ def test_the_decay_is_chosen_where_it_helps_and_without_the_test_rows() -> None:
     noise = torch.randn(160, generator=Generator().manual_seed(2))
     rows = [torch.arange(0, 120), torch.arange(40, 160)]
     for target, wanted in ((y, 1e-4), (noise, 1.0)):
-        fitted = fit(X, target, {"EMP": byov.EMP(3), "Ensemble": byov.Ensemble(2)}, rows, settings=TUNED)
+        fitted = fit(X, target, {"EMP": byov.EMP(3, spread=0.0), "Ensemble": byov.Ensemble(2)}, rows, settings=TUNED)
         chosen = [part.weight_decay for f in fitted.values() for part in f.splits]
         assert chosen.count(wanted) >= 3  # sixty rows of noise may favour either by chance
     spoiled, X_spoiled = noise.clone(), X.clone()

@@ -163,7 +163,8 @@ class Loop:
         before, now = (recipe.get("kl_scale") for recipe in (state["recipe"], self.recipe))
         if before != now and None not in (before, now):  # "auto" may have meant another number when it was started
             raise ValueError(
-                f"The run was started with N = {before:,.0f}, not {now:,.0f}: add --set posterior.kl_scale={before!r}."
+                f"The run was started with N = {before:,.0f}, where this byov takes {now:,.0f}:"
+                " finish it with the byov that started it."
             )
         checkpoint.fill(self.task.module, state["module"], self.path)
         if state["optimizer"]:
