@@ -137,3 +137,40 @@ def test_text_is_generated_under_the_mean_or_a_held_draw() -> None:
     assert texts[0] == texts[1] != texts[2]
     with pytest.raises(ValueError, match="resize_token_embeddings changes"):
         model.resize_token_embeddings(40)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rules", [{"*.bias": byov.Gaussian()}, {byov.norm_layers: byov.EMP(2)}, byov.hf.lora()])
+def test_layers_that_run_again_have_no_posterior(rules: Any) -> None:
+    """In the backward pass they would be without their weights, which norms and biases do not notice."""
+    net = lora() if "*lora_*" in rules else bert()
+    net.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="Gradient checkpointing runs layers again in the backward pass"):
+        byov.bayesianize(net, rules)
+    net.gradient_checkpointing_disable()
+    byov.bayesianize(net, rules)
+
+
+def test_a_posterior_beside_the_layers_that_run_again_has_the_same_gradients() -> None:
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        net = bert()
+        if again:
+            net.gradient_checkpointing_enable({"use_reentrant": False})
+        model = byov.bayesianize(net, {"classifier.*": byov.Gaussian(-2.0)})
+        with model.draw(generator=torch.Generator().manual_seed(0)):
+            model(**X).logits.square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert_close(gradients[1][name], gradient)
+
+
+def test_of_timms_networks_the_output_layer_may_have_one() -> None:
+    timm = pytest.importorskip("timm")
+    net = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2)
+    net.set_grad_checkpointing()
+    assert byov.bayesianize(net, "pretrained").covered() == ["head.weight", "head.bias"]
+    with pytest.raises(ValueError, match="Gradient checkpointing runs layers again"):
+        byov.bayesianize(net, {byov.norm_layers: byov.EMP(2)})

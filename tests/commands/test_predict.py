@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_a_probe_predicts_for_a_pretraining_run(runs: Path, call: Call, tmp_path
         parts = tempered["expected_entropy"] + tempered["mutual_information"]
         np.testing.assert_allclose(tempered["entropy"], parts, atol=1e-5)
     assert call("predict", runs / "bbb", "digits", "--temper", "--out", tmp_path / "none.npz")[0] == 2
+
+
+def test_it_shows_that_a_probe_is_fitted_before_a_picture_is_predicted(
+    runs: Path, call: Call, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(
+        "byov.commands.console.progress",
+        lambda: nullcontext(lambda *now: said.append(now) if now not in said else None),
+    )
+    words = (next(pictures.glob("*020*")), "--samples", 2, "--fit-samples", 1)
+    status, out, _ = call("predict", runs / "byov", *words)
+    assert (status, "\n1 input, 2 draws each" in out) == (0, True)
+    assert said == [("fitting the probe", 0, 1), ("predicting", 0, 1), ("predicting", 1, 1)]
+    said.clear()
+    for extra, sentence in (((), "predictions.csv exists"), (("--force",), "There is no picture at none.png")):
+        status, _, err = call("predict", runs / "byov", "none.png", *extra)
+        assert (status, sentence in err, said) == (2, True, [])
 
 
 def test_a_folder_of_images_gives_file_names(runs: Path, call: Call, pictures: Path, tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def test_without_rules_a_network_gets_what_is_recommended() -> None:
     for model in (byov.bayesianize(net()), byov.bayesianize(net(), "scratch")):
         assert covered(model) == dict.fromkeys(NAMES, gaussian)
     assert covered(byov.bayesianize(net(), "pretrained")) == dict.fromkeys(("3.weight", "3.bias"), gaussian)
+    with pytest.raises(ValueError, match=r"A glob needs a family: give \{'\*.weight': byov.Gaussian\(\)\}"):
+        byov.bayesianize(net(), "*.weight")
     with pytest.raises(ValueError, match="'scratch' or a 'pretrained' one, not for 'finetune'"):
         byov.bayesianize(net(), "finetune")  # type: ignore[arg-type]
 

@@ -36,6 +36,18 @@ class Network(nn.Module):
     def reset(self, classes: int) -> None:
         self.head = nn.Linear(5, classes)
 
+    def start_again(self, how: str) -> None:
+        if how == "init":
+            nn.init.zeros_(self.head.weight)
+        elif how == "assign":
+            self.head.weight = nn.Parameter(torch.zeros(3, 5))
+        else:
+            self.head = nn.Linear(5, 7)
+            raise KeyError(how)
+
+    def reset_parameters(self) -> None:
+        self.head.reset_parameters()
+
     def gradient_checkpointing(self, enable: bool = True) -> None:
         self.config["checkpointing"] = enable
 
@@ -92,7 +104,7 @@ def test_what_would_lack_its_weights_is_refused(model: byov.BayesianModule) -> N
     with pytest.raises(ValueError, match=r"classifier\(\) has weights with a posterior"):
         model.classifier()
     head = model.net.head
-    with pytest.raises(ValueError, match="reset changes the network's weights or layers: call it before bayesianize"):
+    with pytest.raises(ValueError, match="reset changes the network's weights or layers: do it before bayesianize"):
         model.reset(7)
     assert model.net.head is head
     with pytest.raises(ValueError, match="Gradient checkpointing runs layers again"):
@@ -102,6 +114,51 @@ def test_what_would_lack_its_weights_is_refused(model: byov.BayesianModule) -> N
     assert points.head is points.net.head  # it lacks nothing
     assert points.classifier() is points.net.head
     assert float(points.scale.detach()) == 2.0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_method_that_writes_weights_is_refused_and_writes_none(model: byov.BayesianModule, training: bool) -> None:
+    """In train mode they would be lost with the draw, in eval mode they would be the mean."""
+    model.train(training)
+    before, head = copy.deepcopy(model.state_dict()), model.net.head
+    for call in (lambda: model.start_again("init"), lambda: model.start_again("assign"), model.reset_parameters):
+        with pytest.raises(ValueError, match="changes the network's weights or layers: do it before bayesianize"):
+            call()
+    with pytest.raises(KeyError):
+        model.start_again("raise")
+    assert model.net.head is head
+    assert head.weight is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.inference_mode():
+        model.features(X)
+
+
+def test_an_attribute_is_set_where_the_network_reads_it() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor, self.fc = 1.0, nn.Linear(4, 2)
+            self.register_buffer("mask", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x * self.mask) * self.factor
+
+    model = byov.bayesianize(Scaled(), byov.Gaussian()).eval()
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(byov.bayesianize(nn.Linear(4, 2))))):
+        each.mine, each.training, each.weight_name = 3, False, "a"
+        assert (each.mine, "mine" in vars(each.net), "training" in vars(each)) == (3, False, True)
+    again = copy.deepcopy(model)
+    again.factor = 0.0
+    assert (again.net.factor, model.factor, "factor" in vars(again)) == (0.0, 1.0, False)
+    assert not again(X).any()
+    again.factor, again.mask = 1.0, torch.zeros(4)
+    assert dict(again.named_buffers())["net.mask"].sum() == 0
+    assert torch.equal(again(X), again.mean()["fc.bias"].expand(6, 2))
+    for value in (nn.Linear(4, 2), None):
+        with pytest.raises(ValueError, match="Setting fc changes the network's weights or layers"):
+            again.fc = value
+    again.prior = byov.Normal(0.0, 2.0)
+    assert isinstance(again._modules["prior"], byov.Normal)
 
 
 def test_an_ensembles_buffers_follow_a_method() -> None:

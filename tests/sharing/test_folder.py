@@ -17,6 +17,7 @@ from torch import nn
 
 import byov
 from byov.sharing.folder import save
+from byov.sharing.origin import build
 from byov.train import checkpoint
 
 from .grid import GRID, KINDS, Kind, timm_vit
@@ -179,6 +180,15 @@ def network(recipe: Any) -> Any:
     return lambda about: about["network"].update(recipe=recipe)
 
 
+def wrapped(backbone: str) -> Any:
+    config = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": backbone}}
+    return {"transformers": "DetrModel", "config": config}
+
+
+def adapter(**config: Any) -> Any:
+    return {"peft": {"default": config}, "on": {"byov": "mlp", "classes": 3}}
+
+
 @pytest.mark.parametrize(
     ("change", "net", "sentence"),
     [
@@ -198,6 +208,14 @@ def network(recipe: Any) -> Any:
         (network({"timm": "resnet18", "checkpoint_path": "x.pth"}), None, "cannot have 'checkpoint_path'"),
         (network({"torchvision": "resnet18", "weights": "DEFAULT"}), None, "cannot have 'weights'"),
         (network({"transformers": "pipeline", "config": {}}), None, "there is no such model"),
+        (
+            network(adapter(peft_type="PROMPT_TUNING", prompt_tuning_init="TEXT")),
+            None,
+            "LN_TUNING, not 'PROMPT_TUNING'",
+        ),
+        (network(wrapped("hf-hub:somebody/theirs")), None, "there is no backbone 'hf-hub:somebody/theirs'"),
+        (network(wrapped("../theirs")), None, "there is no backbone '../theirs'"),
+        (network(adapter(peft_type="LORA", arrow_config={"x": 1})), None, "an adapter has no 'arrow_config'"),
         (network({"torchvision": "resnet18"}), None, "another Sequential than this network"),
     ],
 )
@@ -228,6 +246,32 @@ def test_no_module_is_imported_by_a_name_in_the_folder(tmp_path: Path, monkeypat
     edited(tmp_path / "there", lambda about: about["network"]["recipe"]["on"].update(attention="somebody/kernels"))
     with pytest.raises(ValueError, match="its attention is eager, sdpa"):
         byov.load(tmp_path / "there")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_tokenizer_is_made_for_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT's prompt tuning runs the code of the tokenizer that its configuration names."""
+    transformers = pytest.importorskip("transformers")
+    asked: list[Any] = []
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *given, **more: asked.append(given))
+    KINDS["lora-bert"].model(byov.Gaussian()).save_pretrained(tmp_path)
+    words = {"prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "a", "tokenizer_name_or_path": str(tmp_path)}
+    prompt = {"peft_type": "PROMPT_TUNING", "task_type": "SEQ_CLS", "num_virtual_tokens": 1, **words}
+    prompt |= {"tokenizer_kwargs": {"trust_remote_code": True}}
+    edited(tmp_path, lambda about: about["network"]["recipe"]["peft"].update(default=prompt))
+    with pytest.raises(ValueError, match="an adapter is LORA, ADALORA") as error:
+        byov.load(tmp_path)
+    assert (asked, "\n" in str(error.value)) == ([], False)
+
+
+@pytest.mark.parametrize("name", ["fcn_resnet50", "lraspp_mobilenet_v3_large"])
+def test_no_backbone_is_fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchvision's segmentation networks have pretrained backbones unless told."""
+    asked: list[str] = []
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda url, *a, **k: asked.append(url))
+    with torch.device("meta"):
+        made = build({"torchvision": name, "num_classes": 3})
+    assert (type(made).__module__.split(".")[:3], asked) == (["torchvision", "models", "segmentation"], [])
 
 
 @pytest.mark.parametrize("name", ["byov.json", "model.safetensors"])

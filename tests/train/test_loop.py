@@ -376,7 +376,7 @@ def test_only_some_steps_are_reported(tmp_path: Path) -> None:
         ({"minutes": nan}, "train.minutes is a number above 0 or none, not nan"),
         ({"save_minutes": nan}, "train.save_minutes is a number of at least 0, not nan"),
         ({"clip": -1.0}, "train.clip is a number above 0 or none, not -1.0"),
-        ({"warmup": 3.5}, "train.warmup=3.5 epochs do not fit into train.epochs=3"),
+        ({"warmup": 3.5}, "do not fit into train.epochs=3: say how many, as in --set train.warmup=0.3"),
         ({"decay": "all", "optimizer": "lars"}, "train.decay = 'all' is for sgd, adam and adamw"),
     ],
 )

@@ -93,7 +93,7 @@ def command(
     run = open_run(model, reading)
     images, folder = find_images(data, split, root, *run.shape)
     with progress() as advance:
-        found = predict_all(run, images, folder, lambda done: advance("predicting", done, len(images)))
+        found = predict_all(run, images, folder, advance)
     write(found, out, prediction_protocol(run, images))
     for name, why in found.unreadable.values():
         print(f"{name} cannot be read: {why}", file=sys.stderr)

@@ -94,22 +94,33 @@ def find_images(
 
 
 def predict_all(
-    run: Run, data: ImageSet | FolderSet, root: Path | None = None, advance: Callable[[int], Any] | None = None
+    run: Run,
+    data: ImageSet | FolderSet,
+    root: Path | None = None,
+    advance: Callable[[str, int, int], Any] | None = None,
 ) -> Predictions:
     """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
 
-    Of a folder, files that cannot be read are left out and named; names are relative to `root`.
+    Of a folder, files that cannot be read are left out and named; names are relative to `root`. `advance` hears what
+    is done, how many images are, and of how many.
     """
     samples = run.reading.samples if run.posterior else None
-    rows, parts, indices = [], [], []
+    rows: list[dict[str, np.ndarray]] = []
+    indices: list[int] = []
+    parts = []
     batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
     for batch in batches:
+        if advance is not None:
+            if not rows and run.kind == "pretrain":
+                advance("fitting the probe", 0, len(data))
+                _ = run.predictor  # which is fitted when it is first asked for
+            advance("predicting", len(indices), len(data))
         prediction = _predicted(run, batch.images.float() / 255, samples)
         rows.append(_columns(prediction))
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
         indices += batch.indices.tolist()
         if advance is not None:
-            advance(len(indices))
+            advance("predicting", len(indices), len(data))
     if not rows:
         first, why = _name(data, 0, root), batches.unreadable[0]
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")

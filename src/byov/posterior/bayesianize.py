@@ -13,7 +13,8 @@ from byov.posterior.layout import Layout
 from byov.posterior.module import BayesianModule
 from byov.posterior.prior import Normal, Prior
 from byov.posterior.recommended import Recommended, recommended
-from byov.posterior.select import Rules, select
+from byov.posterior.select import Rules, output_layer, select
+from byov.posterior.transparent import CHECKPOINTING
 
 
 def bayesianize(
@@ -46,7 +47,9 @@ def bayesianize(
         Prior.check(prior)
     factors: list[Factor] = []
     removed: dict[int, None] = {}
-    for family, layout in select(net, recommended(rules) if isinstance(rules, str) else rules):
+    chosen = select(net, recommended(rules) if isinstance(rules, str) else rules)
+    _check_checkpointing(net, {name for _, layout in chosen for slot in layout.slots for name in slot.names})
+    for family, layout in chosen:
         initial = _flat(net, layout)
         buffers = _owned_buffers(net, layout) if getattr(family, "owns_buffers", False) else {}
         factors.append(Factor(family, layout, initial, _fresh(net, layout), buffers))
@@ -57,6 +60,22 @@ def bayesianize(
     _free_recurrent(husk)
     _free_batchnorm(husk)
     return BayesianModule(husk, factors, prior if prior is not None else Normal(), shared_draw, list(net.state_dict()))
+
+
+def _check_checkpointing(net: nn.Module, covered: set[str]) -> None:
+    """Refuse layers that would run again without their weights: norms and biases do so without an error.
+
+    Transformers marks each such layer, timm the whole network, whose output layer is none.
+    """
+    flags = ("gradient_checkpointing", "grad_checkpointing")
+    marked = [
+        f"{name}." if name else "" for name, m in net.named_modules() if any(getattr(m, f, 0) is True for f in flags)
+    ]
+    again = tuple(name for name in marked if not any(other != name and other.startswith(name) for other in marked))
+    output = output_layer.find(net) if again else None
+    last = set() if output is None else set(output.parameters())
+    if any(name.startswith(again) and net.get_parameter(name) not in last for name in covered):
+        raise ValueError(CHECKPOINTING)
 
 
 def _flat(net: nn.Module, layout: Layout) -> Tensor:

@@ -22,7 +22,7 @@ from byov.posterior.factor import Factor
 from byov.posterior.family import Noise
 from byov.posterior.prior import Prior
 from byov.posterior.random import stream
-from byov.posterior.transparent import Method, Transparent
+from byov.posterior.transparent import Transparent
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
@@ -137,9 +137,10 @@ class BayesianModule(Transparent):
         # Two threads in one network would meet each other's draws, and leave them behind.
         with nullcontext() if torch.compiler.is_compiling() else lock_of(self):
             if name:
-                named = {f"net.{key}": tensor for key, tensor in tensors.items()}
-                out = functional_call(Method(self.net, name), named, args, kwargs, tie_weights=False)
-                tensors = {key: named[f"net.{key}"] for key in tensors}
+                if noise is None:  # the mean may be q's own memory
+                    copies = {id(tensor): tensor.clone() for tensor in tensors.values()}  # of tied ones one
+                    tensors = {key: copies[id(tensor)] for key, tensor in tensors.items()}
+                out, tensors = self._method(name, tensors, args, kwargs)
             else:
                 out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # tied ones are handed twice
         if self.training and noise is not None:

@@ -19,6 +19,8 @@ network the one layer that is new, so that the features stay what they are."""
 
 def recommended(start: str) -> Rules:
     """Return the rules for a network that is trained from scratch, or for one that is fine-tuned."""
+    if any(character in start for character in "*?[."):
+        raise ValueError(f"A glob needs a family: give {{{start!r}: byov.Gaussian()}}.")
     if start not in get_args(Recommended):
         raise ValueError(
             f"bayesianize recommends rules for a network from 'scratch' or a 'pretrained' one, not for {start!r};"

@@ -8,17 +8,23 @@ from functools import cache, partial, update_wrapper
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 ON_A_COPY = ("merge_and_unload", "unload")
 """Methods that take the network apart: they get a copy at the posterior mean."""
-BEFORE = ("merge_", "unmerge_", "resize_")
-"""How methods begin that write weights which they would not find again after the call."""
+BEFORE = ("merge_", "unmerge_", "resize_", "init_weights", "initialize_weights", "reset_parameters")
+"""How methods begin, but for underscores, that write weights which they would not find again after the call."""
+CHECKPOINTING = (
+    "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off,"
+    " or switch it on before bayesianize for layers without a posterior."
+)
 
 _WITHOUT = (
     "{name} has weights with a posterior, which it holds for the length of a call only: look at model.net.{name}, or"
     " compute with model.point().{name}."
 )
+_CHANGES = "{name} changes the network's weights or layers: do it before bayesianize, or on model.point()."
 
 
 class Method(nn.Module):
@@ -73,28 +79,58 @@ class Transparent(nn.Module):
             raise AttributeError(_WITHOUT.format(name=name))
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what the network has and this has not there, where its methods read it."""
+        modules = self.__dict__.get("_modules", {})
+        made = "prior" in modules  # which comes last
+        own = name in self.__dict__ or name in modules or name in self._buffers or hasattr(type(self), name)
+        if not made or own or not hasattr(self.net, name):
+            super().__setattr__(name, value)
+        elif isinstance(value, nn.Module | nn.Parameter) or name in {*self.net._modules, *self.net._parameters}:
+            raise ValueError(_CHANGES.format(name=f"Setting {name}"))
+        else:
+            setattr(self.net, name, value)
+
     def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the network under a draw or the mean; if it replaces layers, put them back and refuse."""
         if name in ON_A_COPY:
             return getattr(self.point(), name)(*args, **kwargs)
         if "checkpointing" in name and "disable" not in name and _enables(args, kwargs):
-            raise ValueError(
-                "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off,"
-                " or switch it on before bayesianize for layers without a posterior."
-            )
-        sentence = f"{name} changes the network's weights or layers: call it before bayesianize, or on model.point()."
-        if name.startswith(BEFORE):
-            raise ValueError(sentence)
+            raise ValueError(CHECKPOINTING)
+        if name.lstrip("_").startswith(BEFORE):
+            raise ValueError(_CHANGES.format(name=name))
         before = [(module, dict(module._modules)) for module in self.net.modules()]
-        out = self.handed(name, args, kwargs)
-        if any(module._modules != children for module, children in before):
-            for module, children in before:
-                module._modules.clear()
-                module._modules.update(children)
-            raise ValueError(sentence)
+        try:
+            out = self.handed(name, args, kwargs)
+        finally:
+            changed = any(module._modules != children for module, children in before)
+            if changed:
+                for module, children in before:
+                    module._modules.clear()
+                    module._modules.update(children)
+        if changed:
+            raise ValueError(_CHANGES.format(name=name))
         if self._lacking(out):
             raise ValueError(_WITHOUT.format(name=f"{name}()"))
         return out
+
+    def _method(
+        self, name: str, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call a method with these tensors in place; refuse one that writes weights; return the buffers it wrote, too.
+
+        What it writes has to be other memory than q's: the weights would be lost, or kept, as the mode has it.
+        """
+        named = {f"net.{key}": tensor for key, tensor in tensors.items()}
+        before = _versions(tensors)
+        out = functional_call(Method(self.net, name), named, args, kwargs, tie_weights=False)
+        after = {key: named[f"net.{key}"] for key in tensors}
+        weights = self._without() & tensors.keys()
+        if any(after[key] is not tensors[key] for key in weights) or any(
+            version != before[key] for key, version in _versions(tensors).items() if key in weights
+        ):
+            raise ValueError(_CHANGES.format(name=name))
+        return out, after
 
     def _without(self) -> set[str]:
         """Return the names of the tensors that the network has only for the length of a call."""
@@ -122,6 +158,13 @@ class Transparent(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.take_signature()
+
+
+def _versions(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Return how often each has been written; nothing where torch does not count."""
+    if torch.compiler.is_compiling():
+        return {}
+    return {key: tensor._version for key, tensor in tensors.items() if not tensor.is_inference()}
 
 
 def _enables(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -201,7 +201,7 @@ def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> I
         made.add_row(Text(found.inputs[i]), *label, predicted, *cells, str(values["draws"][i]))
     yield made
     draws = f"{values['draws'].mean():.4g} draws each" if posterior else "no posterior"
-    parts = [f"{len(found):,} inputs, {draws}"]
+    parts = [f"{len(found):,} input{'s' * (len(found) != 1)}, {draws}"]
     parts += [] if found.accuracy is None else [f"top-1 {100 * found.accuracy:.2f} %"]
     parts += [f"mean confidence {values['confidence'].mean():.3f}", f"entropy {values['entropy'].mean():.3f}"]
     parts += [f"mutual information {values['mutual_information'].mean():.4f}"] if posterior else []

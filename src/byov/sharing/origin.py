@@ -11,6 +11,7 @@ A recipe may come from anybody. Nothing is imported but the libraries named here
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -40,6 +41,10 @@ PRIVATE = (
     "use_pretrained_backbone",
 )
 """What a configuration may name that is fetched or imported; what begins with an underscore, too."""
+ADAPTERS = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "HRA", "LN_TUNING")
+"""PEFT's that are made of numbers alone; others fetch a tokenizer, read files or compile code."""
+STARTS = ("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config")
+"""What says how an adapter starts, which the folder's weights do instead, or where it waits."""
 
 
 def build(recipe: Recipe) -> nn.Module:
@@ -91,7 +96,10 @@ def _timm(recipe: Recipe) -> nn.Module:
 def _torchvision(recipe: Recipe) -> nn.Module:
     from torchvision import models
 
-    return models.get_model(recipe["torchvision"], weights=None, **arguments(recipe, "torchvision"))
+    name = recipe["torchvision"]
+    # A segmentation or detection network would fetch those of its backbone.
+    parts = {"weights", "weights_backbone"} & inspect.signature(models.get_model_builder(name)).parameters.keys()
+    return models.get_model(name, **dict.fromkeys(parts), **arguments(recipe, "torchvision"))
 
 
 def _byov(recipe: Recipe) -> nn.Module:
@@ -106,6 +114,7 @@ def _transformers(recipe: Recipe) -> nn.Module:
     cls = getattr(transformers, str(recipe["transformers"]), None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError("there is no such model")
+    _check_backbones(recipe["config"])
     config = transformers.AutoConfig.for_model(**_public(recipe["config"]))
     attention = recipe.get("attention", "eager")
     if attention not in ATTENTION:
@@ -118,6 +127,11 @@ def _peft(recipe: Recipe) -> nn.Module:
 
     adapters = {}
     for name, config in recipe["peft"].items():
+        if config["peft_type"] not in ADAPTERS:
+            raise ValueError(f"an adapter is {', '.join(ADAPTERS[:-1])} or {ADAPTERS[-1]}, not {config['peft_type']!r}")
+        config = {key: value for key, value in config.items() if key not in (*PRIVATE, *STARTS)}
+        if more := [key for key, value in config.items() if key.endswith("_config") and value]:
+            raise ValueError(f"an adapter has no {more[0]!r}")
         kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
         known = {key: value for key, value in _public(config).items() if key in kind.__dataclass_fields__}
         # Their start is overwritten, and some look into the network's weights for it.
@@ -137,6 +151,19 @@ BUILDERS: dict[str, Callable[[Recipe], nn.Module]] = {
     "byov": _byov,
 }
 """The libraries that make networks by name."""
+
+
+def _check_backbones(config: Any) -> None:
+    """Refuse a backbone, at any level, whose name is that of a repository or a folder: hf-hub:…, somebody/theirs."""
+    items = config.items() if isinstance(config, Mapping) else enumerate(config) if isinstance(config, list) else ()
+    for key, value in items:
+        if (
+            key in ("architecture", "backbone")
+            and isinstance(value, str)
+            and not value.replace(".", "_").isidentifier()
+        ):
+            raise ValueError(f"there is no backbone {value!r}")
+        _check_backbones(value)
 
 
 def _public(config: Any) -> Any:

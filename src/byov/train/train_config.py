@@ -69,7 +69,10 @@ class TrainConfig:
         if self.decay == "all" and self.optimizer == "lars":
             raise ValueError("train.decay = 'all' is for sgd, adam and adamw: lars decays what it adapts.")
         if self.epochs != "auto" and self.warmup > self.epochs:
-            raise ValueError(f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}.")
+            raise ValueError(
+                f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}: say how many, as in"
+                f" --set train.warmup={self.epochs / 10:g}."
+            )
 
     @property
     def batch_size(self) -> int:
