@@ -26,8 +26,9 @@ def test_the_whole_step_is_one_graph_with_eager_numbers(cell: Cell, backend: str
         out, expected = compiled(cell.x), twin(cell.x)
         close(out, expected, atol=5e-5 if backend == "inductor" else 1e-5)  # a fused sum has another order
         loss(out).backward(), loss(expected).backward()
+    rounding = 1e-7 * max(gradient.norm() for gradient in gradients(twin).values())  # what a tiny gradient is made of
     for name, gradient in gradients(twin).items():
-        assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm(), name
+        assert (model.get_parameter(name).grad - gradient).norm() < 1e-4 * gradient.norm() + rounding, name
     for name, value in twin.state_dict().items():  # BatchNorm's statistics
         close(model.state_dict()[name], value)
 
