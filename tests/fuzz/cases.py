@@ -194,13 +194,24 @@ def recipe(rng: Random, here: Path, world: World) -> Case:
         file.write_bytes(broken if known else spoiled_bytes(text, rng))
         fast = ("--set", "train.minutes=1e-9")
         return Case(
-            (words[0], file, *words[1:], *fast), (file.name, "There is no key", "is a table", *KEYS), harmless=not known
+            (words[0], file, *words[1:], *fast),
+            (file.name, "There is no key", "is a table", "views.", *KEYS),
+            harmless=not known,
         )
     keys = {**KEYS, **(PRETRAIN if verb == "pretrain" else TRAIN)}
     key = rng.choice(sorted(keys))
     value = rng.choice(keys[key])
     family = ("--set", "posterior.family=emp") if key == "posterior.k" else ()
-    named = (key, key.rpartition(".")[2], value.strip('"') or "''", "nothing", "nowhere")
+    bare = value.strip('"')
+    named = (
+        key,
+        key.rpartition(".")[2],
+        value,
+        bare or "''",
+        bare.removeprefix("timm:") or value,
+        "nothing",
+        "nowhere",
+    )
     if how < 0.6:
         return Case((*words, *family, "--set", f"{key}={value.strip(chr(34)) if rng.random() < 0.5 else value}"), named)
     table, _, last = key.rpartition(".")
@@ -231,9 +242,8 @@ def checkpoint(rng: Random, here: Path, world: World) -> Case:
         "resume": ("pretrain" if kind == "pretrain" else "train", "--run", folder, "--resume",
                    *settings(world.recipes[kind])),
     }[verb]  # fmt: skip
-    return Case(
-        words, (folder, file, "started with", "started on", "table.csv has changed", "The columns of"), harmless=True
-    )
+    told = ("started with", "started on", "table.csv has changed", "The columns of", "None of the runs given")
+    return Case(words, (folder, file, *told), harmless=True)
 
 
 READERS = {

@@ -90,6 +90,15 @@ def test_a_time_limit_stops_cleanly(tmp_path: Path) -> None:
     assert make(tmp_path / "last", config).fit() is True  # the last step is an end, and no limit
 
 
+@pytest.mark.parametrize("place", [(1,), (0, -1), "ab", None])
+def test_a_place_that_is_none_is_told_with_the_file(tmp_path: Path, place: Any) -> None:
+    loop = make(tmp_path, replace(CONFIG, minutes=1e-9))
+    loop.fit()
+    checkpoint.save(loop.path, {**checkpoint.load(loop.path), "position": place})
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors is damaged: .* is no place in its data"):
+        make(tmp_path).resume()
+
+
 def test_saves_go_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     write = checkpoint.save

@@ -170,7 +170,10 @@ class Loop:
         if state["optimizer"]:
             checkpoint.fill(self.optimizer, state["optimizer"], self.path)
         self.step, self.seconds = state["step"], state["seconds"]
-        self.batches.state = tuple(state["position"])
+        try:
+            self.batches.state = tuple(state["position"])
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.path} is damaged: {state['position']!r} is no place in its data.") from None
         now = self._platform()  # of which an older checkpoint has only a part
         changed = [f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]]
         if not changed or self.step >= self.total:
