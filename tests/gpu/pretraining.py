@@ -42,6 +42,7 @@ def make(kind: Any, recipe: str, setting: Setting, changes: list[str]) -> Any:
     config = load_config(Pretrain if kind is PretrainTask else Supervised, ROOT / "recipes" / recipe, small + changes)
     task = kind(config, data, 1, setting.device)
     task.module.to(setting.device).train()
+    task.batch = config.train.batch_size
     return task
 
 
@@ -54,7 +55,7 @@ def pretrain_task(setting: Setting, changes: list[str]) -> Any:
 
 def inputs(task: Any, setting: Setting, step: int, parts: int = 1) -> Any:
     """What the loop would give the module at a step, or in a part of one."""
-    generator, count = setting.random(1000 + step), task.recipe.train.batch_size // parts
+    generator, count = setting.random(1000 + step), task.batch // parts
     chosen = torch.randperm(len(task.data), device=setting.device, generator=generator)[:count]
     batch = Batch(task.data.images[chosen], task.data.labels[chosen], chosen)
     return task.inputs(batch, generator, Place(step // parts, 1000, 0, 1, setting.device))
@@ -97,8 +98,12 @@ def accumulation(setting: Setting) -> str:
 
 @case(90, {name: [f"ssl.objective={name}"] for name in OBJECTIVES})
 def without_noise_it_trains_as_the_published_method(setting: Setting, variant: list[str]) -> str:
-    """At σ = 2e-9 for 60 steps, BYOV as BYOL and so on: the last 20 losses' mean within 5 %. A small rate: no chaos."""
-    torch.set_float32_matmul_precision("high")
+    """At σ = 2e-9 for 60 steps, BYOV as BYOL and so on: the last 20 losses' mean within 2 %.
+
+    In float32 and at a small rate, so that rounding stays small: in bfloat16 two SimSiams that start 1e-9 apart end 2 %
+    to 8 % apart, compiled or not. `objective` compares bfloat16's gradients.
+    """
+    torch.set_float32_matmul_precision("highest")
     steps, last = setting.size((60, 20), (9, 3))
 
     def end(changes: list[str], compiled: bool) -> float:
@@ -113,9 +118,8 @@ def without_noise_it_trains_as_the_published_method(setting: Setting, variant: l
             steps,
             last,
             compiled=compiled,
-            bf16=True,
             after=lambda step: task.after(step + 1, steps),
         )
 
     still = ["posterior.log_var=-40", "posterior.beta_end=0"]
-    return same_ending(end(BYOL, False), end(still, False), end(still, True), within=0.05)
+    return same_ending(end(BYOL, False), end(still, False), end(still, True), within=0.02)
