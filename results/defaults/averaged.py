@@ -7,7 +7,7 @@ its shifts, but seeds from 100 on. The plain network is trained once and read in
 average of its weights, where the newest of t has the weight (η + 1)/(t + η) (Shamir & Zhang 2013), so that about the
 last 1/(η + 1) of training counts, however long it is; and under a Gaussian around that average with the same average's
 variance times s² (the diagonal of SWAG, Maddox et al. 2019). BatchNorm's statistics are averaged like weights; "anew":
-they are made again from the training rows.
+they are made again from the training rows; "last": left as they are after the last step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from byov.reproduce.defaults_methods import BATCH, LR, STEPS, Fitted, Read
 from byov.reproduce.defaults_sets import Place, Task, names
 
 FILE, FIRST_SEED = Path(__file__).with_suffix(".json"), 100
-VARIANTS = [(eta, scale, False) for eta in (1, 3, 7, 15) for scale in (0.0, 1.0, 2.0, 4.0)] + [
-    (7, 0.0, True),
-    (7, 2.0, True),
+SCALES = (0.0, 1.0, 2.0, 4.0)
+VARIANTS = [
+    *((eta, scale, "averaged") for eta in (1, 3, 7, 15) for scale in SCALES),
+    *((7, scale, statistics) for scale in (0.0, 2.0) for statistics in ("anew", "last")),
 ]
 
 
@@ -95,10 +96,11 @@ def readings(task: Task, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
     plain = Read.of(fitted, task)
     yield "plain", numbers(plain, task)
     yield "plain + temperature", numbers(plain.tempered(task), task)
-    for eta, scale, anew in VARIANTS:
+    last = dict(fitted.net.named_buffers())
+    for eta, scale, statistics in VARIANTS:
         average = averages[eta]
         net = task.network()
-        net.load_state_dict(average.first, strict=False)
+        net.load_state_dict({**average.first, **(last if statistics == "last" else {})}, strict=False)
         read = Fitted(net)
         if scale:
             model = byov.bayesianize(net, byov.Gaussian())
@@ -108,9 +110,10 @@ def readings(task: Task, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
                 model.factors[0].roles["log_var"].copy_((flat * scale**2 + 1e-20).log())
             read = Fitted(model)
         read.log_precision = fitted.log_precision
-        if anew:
+        if statistics == "anew":
             statistics_anew(read, task)
-        yield f"η = {eta}, s = {scale:g}{', anew' * anew}", numbers(Read.of(read, task), task)
+        row = f"η = {eta}, s = {scale:g}" + (f", {statistics}" if statistics != "averaged" else "")
+        yield row, numbers(Read.of(read, task), task)
 
 
 def numbers(read: Read, task: Task) -> dict[str, float]:

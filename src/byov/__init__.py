@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         parameter_groups,
     )
     from byov.posthoc import (
+        SWAG,
         Conformal,
         Temperature,
         conformal,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     **dict.fromkeys(("Prediction", "Serving", "predict"), "byov.prediction"),
     **dict.fromkeys(
-        ("Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
+        ("SWAG", "Conformal", "Temperature", "conformal", "from_checkpoints", "laplace", "temperature"), "byov.posthoc"
     ),
     "prune": "byov.pruning",
     **dict.fromkeys(("export", "load"), "byov.sharing"),
@@ -100,6 +101,7 @@ __all__ = [
     "ECMP",
     "EMA",
     "EMP",
+    "SWAG",
     "BayesianModule",
     "Conformal",
     "DropConnect",

@@ -52,13 +52,13 @@ def test_draws_that_disagree_have_information() -> None:
 def test_every_method_is_read_and_a_temperature_changes_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults_methods, "STEPS", 4)
     monkeypatch.setattr(defaults_methods, "DRAWS", 2)
-    defaults._plain.cache_clear()
+    defaults._followed.cache_clear()
     found = defaults.measure(DIGITS, 0)
     assert tuple(found) == METHODS
     assert found["plain"]["information"] == 0.0 < found["Gaussian"]["information"]
     assert found["plain"]["test_error"] == found["plain + temperature"]["test_error"]
     assert found["plain + temperature"]["held_nll"] <= found["plain"]["held_nll"] + 1e-6
-    members = [defaults._plain(DIGITS, i) for i in range(5)]
+    members = [defaults._followed(DIGITS, i)["plain"] for i in range(5)]
     mean = torch.stack([member.parts["test"][0][0] for member in members]).mean(0)
     truth = mean.gather(1, DIGITS.task().test_y[:, None]).log().mean()
     assert found["ensemble of 5"]["test_nll"] == pytest.approx(-float(truth), rel=1e-5)

@@ -55,7 +55,7 @@ def measure(context: Context, name: str, seed: int) -> dict[str, dict[str, float
     found = {"plain": members[0][0], "plain + temperature": members[0][0].tempered(task)}
     found |= {method: read(context, name, method, seed)[0] for method in CHANGES if method != "plain"}
     found["ensemble of 5"] = Read.ensemble([member for member, _ in members])
-    return {method: found[method].scores(task) for method in METHODS}
+    return {method: found[method].scores(task) for method in METHODS if method in found}
 
 
 def read(context: Context, name: str, method: str, seed: int) -> tuple[Read, Task]:

@@ -29,6 +29,7 @@ from byov.posterior import (
     parameter_groups,
 )
 from byov.posterior.select import Rules
+from byov.posthoc.swag import SCALE, SWAG
 from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction import predict
 from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, regressed, uncertainties
@@ -41,16 +42,29 @@ def _on_both(family: Any) -> Rules:
     return {norm_layers: family, output_layer: family}
 
 
-RULES: dict[str, Rules | None] = {
-    "plain": None,
+RULES: dict[str, Rules] = {
     "dropout": Dropout(0.05),
     "Gaussian": Gaussian(relative=0.05),
     "Gaussian output": {output_layer: Gaussian(relative=0.05)},
     "EMP": _on_both(EMP(5)),
     "ECMP": _on_both(ECMP(5)),
 }
-"""What is trained. "plain + temperature" and the explicit ensemble are read from plain networks."""
-METHODS = ("plain", "plain + temperature", "dropout", "ensemble of 5", "Gaussian", "Gaussian output", "EMP", "ECMP")
+"""What is trained with a posterior. A plain network is followed by SWAG while it is trained: "plain", "plain +
+temperature", "plain, averaged" (SWAG without its σ), "SWAG" and the ensemble are read from the same trainings."""
+FOLLOWED = {"plain, averaged": 0.0, "SWAG": SCALE}
+"""How wide SWAG is, in units of its path."""
+METHODS = (
+    "plain",
+    "plain + temperature",
+    "plain, averaged",
+    "SWAG",
+    "dropout",
+    "ensemble of 5",
+    "Gaussian",
+    "Gaussian output",
+    "EMP",
+    "ECMP",
+)
 
 
 class Fitted(nn.Module):
@@ -98,7 +112,7 @@ def beta(fitted: Fitted, n: int) -> float:
 
 
 def fit(method: str, task: Task, seed: int) -> Fitted:
-    """Train a method with a seed."""
+    """Train a method with a seed; what is no family of `RULES` is a plain network, followed by SWAG."""
     fitted, step = trainer(method, task, seed)
     for _ in range(STEPS):
         step()
@@ -108,8 +122,9 @@ def fit(method: str, task: Task, seed: int) -> Fitted:
 def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], None]]:
     """Return an untrained method, and a function that takes one step."""
     torch.manual_seed(seed)
-    net, rules = task.network(), RULES[method]
-    fitted = Fitted(net if rules is None else bayesianize(net, rules))
+    net, rules = task.network(), RULES.get(method)
+    swag = SWAG(net) if method == "SWAG" else None
+    fitted = Fitted((swag or net) if rules is None else bayesianize(net, rules))
     noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # on a way as long as that of a log-variance
     optimizer = torch.optim.Adam([*parameter_groups(fitted.net, LR, STEPS), noise])
 
@@ -122,8 +137,22 @@ def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if swag is not None:
+            swag.update()
 
     return fitted, step
+
+
+def followed(fitted: Fitted) -> dict[str, Fitted]:
+    """Return what was learned by following a plain network, as `FOLLOWED` names it, and the network as "plain"."""
+    swag, found = fitted.net, {}
+    assert isinstance(swag, SWAG)
+    for method, swag.scale in FOLLOWED.items():
+        found[method] = Fitted(swag.posterior())
+    found["plain"] = Fitted(swag.net)
+    for each in found.values():
+        each.log_precision = fitted.log_precision
+    return found
 
 
 @dataclass(frozen=True, eq=False)

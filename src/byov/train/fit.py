@@ -27,6 +27,7 @@ from torch.utils.data import (
 from byov.posterior import parameter_groups
 from byov.posterior.objective import gaussian_weights, usual_n
 from byov.posthoc.labelled import labelled
+from byov.posthoc.swag import SWAG
 from byov.prediction.inputs import ROWS, posterior_of, unwrap
 from byov.prediction.outputs import Output, Task
 from byov.train.fitting import Fitting, Precision
@@ -62,7 +63,7 @@ def fit(
     With a validation the model gets the weights of the epoch whose posterior predictive was the likeliest there.
 
     Args:
-        model: a BayesianModule, or a plain network, which is trained without a KL; on the device where it is.
+        model: a BayesianModule; or a `byov.SWAG` or a plain network, trained without a KL. On the device where it is.
         loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
         epochs: how often it is gone through, at most; by default ten times, or as often as makes a thousand steps.
         validation: the same, of examples that are not trained on.
@@ -83,6 +84,7 @@ def fit(
     loader, validation = _loader(loader, shuffle=True), _loader(validation, shuffle=False)
     numbers = {"lr": lr, "weight_decay": weight_decay, "noise_precision": noise_precision}
     _check(1 if epochs is None else epochs, samples, precision, **numbers, beta_end=beta_end, n=1.0 if n is None else n)
+    swag, model = (model, model.net) if isinstance(model, SWAG) else (None, model)
     inner = unwrap(model)
     posterior = posterior_of(inner)
     wrapped = hasattr(model, "_orig_mod") or hasattr(model, "module")  # compiled, or of several processes
@@ -91,13 +93,18 @@ def fit(
     number = usual_n(_examples(loader, criterion), gaussian_weights(model)) if n is None else n
     epochs = max(EPOCHS, ceil(STEPS / len(loader))) if epochs is None else epochs
     steps = epochs * len(loader)
-    groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
-    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
+    optimizer = _optimizer(model, lr, steps, weight_decay)
     history = History(criterion.name, float(number))
-    fitting = Fitting(model, criterion, optimizer, history, steps, beta_end, precision)
+    fitting = Fitting(model, criterion, optimizer, history, steps, beta_end, precision, swag)
     with _bar(steps, progress) as fitting.advance:
         fitting.run(loader, validation, epochs, samples, patience)
     return history
+
+
+def _optimizer(model: nn.Module, lr: float, steps: int, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW whose groups remember the rate that they begin with."""
+    groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
+    return torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
 
 
 def _loader(given: Any, shuffle: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from math import isfinite
 from time import monotonic
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from byov.posterior import beta, elbo
 from byov.posthoc.labelled import aligned, labelled
+from byov.posthoc.swag import SWAG
 from byov.prediction import Serving
 from byov.prediction.inputs import device_of
 from byov.train import Diverged
@@ -38,22 +40,25 @@ class Fitting:
     steps: int
     beta_end: float
     precision: Precision
+    swag: SWAG | None = None
+    """What follows the model, and is validated and kept in its place."""
     step: int = 0
     advance: Callable[[str], None] = lambda text: None
 
     def run(self, loader: Any, validation: Any, epochs: int, samples: int, patience: int | None) -> None:
         """Train to the end, or until the validation has not been better for some epochs; keep the best weights."""
         kept: dict[str, Tensor] = {}
+        learner = self.model if self.swag is None else self.swag
         for epoch in range(1, epochs + 1):
             started, row = monotonic(), {"epoch": epoch, **self.train(loader)}
             row |= {} if validation is None else self.validate(validation, samples)
             self.history.add({**row, "seconds": monotonic() - started})
             if self.history.best == epoch and validation is not None:
-                kept = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+                kept = {name: value.detach().clone() for name, value in learner.state_dict().items()}
             if validation is not None and patience is not None and epoch - self.history.best >= patience:
                 break
         if kept:
-            self.model.load_state_dict(kept)
+            learner.load_state_dict(kept)
         self.model.eval()
 
     def train(self, loader: Any) -> dict[str, float]:
@@ -73,6 +78,8 @@ class Fitting:
             self.optimizer.zero_grad()
             whole.backward()
             self.optimizer.step()
+            if self.swag is not None:
+                self.swag.update()
             self.step, count, total = self.step + 1, count + 1, total + loss.detach().cpu()
             self.advance(f"epoch {len(self.history.rows) + 1} loss {float(total) / count:.4g}")
         if not isfinite(last := float(whole.detach())):
@@ -82,9 +89,12 @@ class Fitting:
     @torch.no_grad()
     def validate(self, loader: Any, samples: int) -> dict[str, float]:
         """Score the posterior predictive; or, where the loss is the user's own, the mean weights by it."""
-        self.model.eval()
+        model = self.model if self.swag is None else self.swag.posterior()
+        model.eval()
         if self.criterion.loss is not None:
-            losses = [float(self.criterion(x, y)) for x, y in labelled(loader, self.criterion.net)]
+            criterion = copy(self.criterion)
+            criterion.model = model
+            losses = [float(criterion(x, y)) for x, y in labelled(loader, self.criterion.net)]
             return {"nll": sum(losses) / len(losses)}
         labels: list[Tensor] = []
 
@@ -95,7 +105,7 @@ class Fitting:
 
         reading, generator = self.criterion.reading, Generator(device_of(self.model)).manual_seed(0)  # the same draws
         tau = self.criterion.tau if reading.task == "regression" else None
-        serving = Serving(self.model, samples, task=reading.task, output=reading.output, precision=tau)
+        serving = Serving(model, samples, task=reading.task, output=reading.output, precision=tau)
         with self._cast():
             prediction = serving(inputs(), generator, progress=False)
         return scored(prediction, aligned(torch.cat(labels), serving.reading))
