@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from byov.reproduce.patching_accuracy import TABLE4, curve
 from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
 from byov.reproduce.patching_figure3 import X, functions, steps
 from byov.reproduce.patching_runs import METHODS, recipe
-from byov.reproduce.recipes import load, trained
+from byov.reproduce.recipes import load
 from byov.train import supervised
 from byov.train.config import to_dict
 from byov.train.supervised import Supervised
@@ -143,17 +142,15 @@ def test_every_table_has_its_rows(outcomes: dict[str, Outcome]) -> None:
     assert rows["ECMP (BN+out): overhead %"].ours == pytest.approx(100 * 4 * patched / weights)
 
 
-def test_a_vanilla_network_is_its_own_measure(outcomes: dict[str, Outcome], context: Context) -> None:
-    rows = {row.quantity: row.ours for row in outcomes["patching/table7"].comparisons}
-    assert rows["vanilla: mCE %"] == pytest.approx(100)
-    paper = {row.quantity: row.paper for name in ("7", "8") for row in outcomes[f"patching/table{name}"].comparisons}
-    assert paper["EMP (BN+out): pixelate"] == 84.8  # of Table 8, which comes last
-    assert {row.quantity: row.paper for row in outcomes["patching/table5"].comparisons}[
-        "ECMP (BN+out), as the paper starts it: fog"
-    ] == 103
-    assert rows["EMP's mCE minus ECMP's, points"] == pytest.approx(
-        rows["EMP (BN+out): mCE %"] - rows["ECMP (BN+out): mCE %"]
+def test_a_vanilla_network_is_the_measure_of_corruption_errors(outcomes: dict[str, Outcome], context: Context) -> None:
+    rows, relative, three = (
+        {row.quantity: row for row in outcomes[f"patching/table{n}"].comparisons} for n in (7, 8, 5)
     )
+    assert rows["vanilla: mCE %"].ours == pytest.approx(100)
+    assert relative["EMP (BN+out): pixelate"].paper == 84.8
+    assert three["ECMP (BN+out), as the paper starts it: fog"].paper == 103
+    emp, ecmp = (rows[f"{name} (BN+out): mCE %"].ours for name in ("EMP", "ECMP"))
+    assert rows["EMP's mCE minus ECMP's, points"].ours == pytest.approx(emp - ecmp)
     found = patching_runs.readings(context, ["vanilla", "emp"])
     (errors,) = corruption_errors(found, "emp")
     ours, theirs = found["emp"][0]["errors"], found["vanilla"][0]["errors"]
@@ -162,27 +159,14 @@ def test_a_vanilla_network_is_its_own_measure(outcomes: dict[str, Outcome], cont
 
 
 def test_nothing_is_trained_or_read_twice(outcomes: dict[str, Outcome], context: Context) -> None:
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
+
     runs = context.out.parent / "runs" / "quick"
-    assert {path.name for path in runs.iterdir() if path.is_dir()} == {f"{m}_seed0" for m in METHODS} | {"parts"}
-    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
+    assert {path.name for path in runs.iterdir()} == {f"{m}_seed0" for m in METHODS} | {"parts"}
+    before = files()
     run(context, "patching/table4")
-    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()} == before
-
-
-def test_a_reading_outlives_its_run(outcomes: dict[str, Outcome], context: Context, tmp_path: Path) -> None:
-    """The tables are made from what was read; the checkpoints may lie on another machine."""
-    shutil.copytree(context.out.parent / "runs" / "quick" / "parts", tmp_path / "runs" / "quick" / "parts")
-    elsewhere = replace(context, out=tmp_path / "table4")
-    assert all(patching_runs.is_read(elsewhere, method, 0) for method in METHODS)
-    assert not patching_runs.is_read(elsewhere, "emp", 1)
-    assert run(elsewhere, "patching/table4").comparisons == outcomes["patching/table4"].comparisons
-    assert [path.name for path in (tmp_path / "runs" / "quick").iterdir()] == ["parts"]
-
-
-def test_a_run_of_other_settings_is_not_taken_for_this_one(outcomes: dict[str, Outcome], context: Context) -> None:
-    other = replace(context, changes=(*context.changes, "train.epochs=2"))
-    with pytest.raises(ValueError, match=r"was trained with train\.epochs = 1, not 2"):
-        trained(other, "emp", recipe(other, "emp"))
+    assert files() == before
 
 
 def test_runs_of_the_user_s_own_are_read_in_their_place(
@@ -203,19 +187,17 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
         supervised.start(recipe(changed, method), given[-1])
     handed = replace(context, runs=tuple(given))
     found = patching_runs.readings(handed)
-    rows = {name: (readings[0]["label"], readings[0]["row"]) for name, readings in found.items()}
-    assert list(rows)[:3] == ["vanilla", "emp", "ecmp_paper"]
-    assert rows == {
-        "vanilla": ("vanilla", "vanilla"),
-        "emp": ("EMP (BN+out)", "emp"),
-        "ecmp_paper": ("ECMP (BN+out), as the paper starts it", "ecmp"),
-        **{name: (name, row) for name, row in (
+    assert [(name, readings[0]["label"], readings[0]["row"]) for name, readings in found.items()] == [
+        ("vanilla", "vanilla", "vanilla"),
+        ("emp", "EMP (BN+out)", "emp"),
+        ("ecmp_paper", "ECMP (BN+out), as the paper starts it", "ecmp"),
+        *((name, name, row) for name, row in (
             ("EMP (BN+out), spread = 0.3, apart = none", "emp"),
             ("dropout, p = 0.2", "dropout"),
             ("ECMP (BN+out), on = output", ""),
             ("DropConnect, p = 0.1", "dropconnect"),
-        )},
-    }  # fmt: skip
+        )),
+    ]  # fmt: skip
     table = {row.quantity: row.paper for row in run(handed, "patching/table6").comparisons}
     assert table["EMP (BN+out), spread = 0.3, apart = none: ECE %"] == table["EMP (BN+out): ECE %"] == 13.6
     assert table["ECMP (BN+out), as the paper starts it: ECE %"] == 8.73
@@ -230,8 +212,7 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
 def test_runs_on_other_images_are_refused(
     outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    runs = context.out.parent / "runs" / "quick"
-    read = patching_runs.read
+    runs, read = context.out.parent / "runs" / "quick", patching_runs.read
     monkeypatch.setattr(patching_runs, "read", lambda path, *rest: {**read(path, *rest), "data": path.name})
     given = replace(context, out=tmp_path / "table4", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
     with pytest.raises(ValueError, match="one data, not of emp_bn_seed0 and vanilla_seed0"):
@@ -256,6 +237,8 @@ def test_a_reading_from_before_a_setting_has_its_default() -> None:
     assert not same_protocol({"seed": 0}, asked, defaults)  # that of another learning rate
     assert not same_protocol({"seed": 0, "train.lr": 0.1}, asked)
     assert not same_protocol(None, asked, defaults)
+    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
+    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
 
 
 def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
@@ -268,21 +251,19 @@ def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
     assert {"dropout", "dropconnect", "emp_bn", "ecmp_bn", "ensemble", "emp_learned"} <= found.keys()
     (*_, last) = corruption_errors(found, "ecmp")
     assert last["mCE"] == pytest.approx(96.9, abs=0.05)  # as results/cifar100/README.md has it
-    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
-    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
 
 
-def test_corruption_errors_are_of_the_same_seeds() -> None:
-    def reading(error: float, seed: int) -> dict[str, Any]:
-        return {"errors": {"clean": [error / 2], "fog": [error] * 5}, "seed": seed}
-
-    found = {"vanilla": [reading(0.2, 0), reading(0.3, 1), reading(0.4, 2)], "emp": [reading(0.1, 2)]}
-    (only,) = corruption_errors(found, "emp")
-    assert only["mCE"] == only["CE"]["fog"] == pytest.approx(25.0)
-    with pytest.raises(
-        ValueError, match=r"^Corruption errors are by seed, and there is no vanilla network of seed 2\.$"
-    ):
-        corruption_errors({**found, "vanilla": found["vanilla"][:2]}, "emp")
+def test_corruption_errors_are_relative_to_the_same_seed() -> None:
+    """By hand: CE 0.5/0.8 and 0.3/0.4; relative (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
+    ours = {"seed": 2, "errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
+    vanilla = {"seed": 2, "errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
+    other = {"seed": 0, "errors": {"clean": [0.2], "fog": [0.2, 0.2], "snow": [0.3, 0.3]}}
+    (found,) = corruption_errors({"vanilla": [other, vanilla], "emp": [ours]}, "emp")
+    assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)
+    assert found["relative_mCE"] == pytest.approx(140.0)
+    assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
+    with pytest.raises(ValueError, match=r"^Corruption errors are .* there is no vanilla network of seed 2\.$"):
+        corruption_errors({"vanilla": [other], "emp": [ours]}, "emp")
 
 
 def test_the_paper_s_errors_by_corruption_have_its_means() -> None:
@@ -314,14 +295,3 @@ def test_the_paper_s_relative_errors_are_by_hendrycks_formula() -> None:
             left[denominator] += squares[denominator].min() / 15
     assert left["baseline"] ** 0.5 < 0.7
     assert left["own"] ** 0.5 > 1.8
-
-
-def test_relative_corruption_errors_are_of_each_network_s_own_clean_error() -> None:
-    """By hand: (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
-    ours = {"seed": 0, "errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
-    vanilla = {"seed": 0, "errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
-    (found,) = corruption_errors({"vanilla": [vanilla], "emp": [ours]}, "emp")
-    assert found["relative_mCE"] == pytest.approx(140.0)
-    assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
-    assert "relative_mCE" in corruption_errors({"vanilla": [vanilla]}, "vanilla")[0]
-    assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)
