@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from byov.evaluation.correlation import bootstrap_error, pearson, spearman
+from byov.evaluation.resampling import pearson, spearman, with_error
 
 LEVELS = (0.5, 0.8, 0.95)
 GRID = 64
@@ -76,17 +76,9 @@ def alignment(first: Tensor, second: Tensor, log: bool = False, bootstraps: int 
         raise ValueError("The logarithm of a std needs one above 0 for every image.")
     a, b = (_short(x) for x in (a, b))
     x, y = (np.log10(a), np.log10(b)) if log else (a, b)
-    return Alignment(
-        a.tolist(),
-        b.tolist(),
-        pearson(x, y),
-        bootstrap_error(pearson, x, y, bootstraps, seed),
-        spearman(x, y),
-        bootstrap_error(spearman, x, y, bootstraps, seed),
-        log,
-        gaussian_fit(x, y),
-        _kde(x, y),
-    )
+    (r, r_error), (rank, rank_error) = (with_error(which, x, y, bootstraps, seed) for which in (pearson, spearman))
+    fit, kde = gaussian_fit(x, y), _kde(x, y)
+    return Alignment(a.tolist(), b.tolist(), r, r_error, rank, rank_error, log, fit, kde)
 
 
 def gaussian_fit(x: np.ndarray, y: np.ndarray) -> GaussianFit:

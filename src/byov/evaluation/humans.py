@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from byov.evaluation.correlation import bootstrap_error, spearman
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
+from byov.evaluation.resampling import spearman, tenths, with_error
 from byov.metrics.functional import ood_auroc
 
 MEASURES = {
@@ -22,7 +22,6 @@ MEASURES = {
 }
 CONTESTED = 0.2
 """An image is contested where at least this share of people did not choose the most chosen class."""
-BINS = 10
 
 
 @dataclass(frozen=True)
@@ -92,12 +91,10 @@ def human_agreement(
             raise ValueError(f"The uncertainty {name!r} is not one finite number for each of {len(human)} images.")
         if float(model.std()) == 0 or float(human.std()) == 0:
             raise ValueError(f"The uncertainty {name!r}, or people's, is the same for every image: there is no rank.")
-        pair = model.numpy(), human.numpy()
-        ranked[name] = [spearman(*pair), bootstrap_error(spearman, *pair, bootstraps, seed)]
+        ranked[name] = with_error(spearman, model.numpy(), human.numpy(), bootstraps, seed)
         two = bool(contested.any()) and not bool(contested.all())
         auroc[name] = float(ood_auroc(model[~contested], model[contested])) if two else None
-        order = torch.sort(model, stable=True).indices
-        curve[name] = [float(part.mean()) for part in human[order].tensor_split(BINS)]
+        curve[name] = tenths(model, human)
     p = probs.double().cpu().clamp_min(1e-12)
     return HumanAgreement(
         len(human),

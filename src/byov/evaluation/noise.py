@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Unpack
 
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.evaluation.correlation import spearman
-from byov.evaluation.stages import STAGES, stage_outputs
+from byov.evaluation.representation import STAGES, stage_outputs
+from byov.evaluation.resampling import spearman
 from byov.posterior.module import BayesianModule
 from byov.posterior.random import stream
 from byov.prediction.resident import Resident
@@ -44,9 +45,7 @@ def noise_variance(
     samples: int = 50,
     seed: int = 0,
     stages: Sequence[str] = STAGES,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    batch_size: int = 512,
+    **options: Unpack[ImageOptions],
 ) -> NoiseVariance:
     """Send images (N, C, H, W) in [0, 1] with noise added, cut to [0, 1], through the stages under `samples` draws.
 
@@ -57,9 +56,7 @@ def noise_variance(
         samples: how many draws.
         seed: of noise and draws.
         stages: the modules' names.
-        mean: per channel, subtracted from the noisy images.
-        std: per channel, what they are then divided by.
-        batch_size: a matter of memory only.
+        options: `ImageOptions`, among them the `mean` and `std` that noisy images are standardised by.
     """
     if not isinstance(model, BayesianModule):
         raise TypeError(f"Variance under draws is of a BayesianModule, not of {type(model).__name__}.")
@@ -70,7 +67,20 @@ def noise_variance(
         )
     if samples < 2 or not noise or min(noise) < 0:
         raise ValueError("Variance under noise needs at least two draws, and strengths of noise from 0.")
-    moments = _moments(model, images, noise, samples, seed, stages, mean, std, batch_size)
+    device = next(model.q.parameters()).device
+    how: ImageOptions = {"device": device, **options}
+    eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
+    generator = Generator(device).manual_seed(stream(seed, 1))
+    parts = [getattr(model.net, stage) for stage in stages]
+    moments = [[Moments("regression") for _ in noise] for _ in stages]
+    resident = Resident(model)
+    with resident.installed():
+        for _ in range(samples):
+            resident.write(model.noise(generator))
+            for level, strength in enumerate(noise):
+                noisy = (images.float() + strength * eps).clamp_(0.0, 1.0)
+                for row, output in zip(moments, stage_outputs(parts, noisy, **how), strict=True):
+                    row[level].update(output[None])
     variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
     varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
     if not varied:
@@ -82,33 +92,3 @@ def noise_variance(
     }
     variation = (variance.std(2, correction=0) / variance.mean(2)).tolist()
     return NoiseVariance(names, [float(s) for s in noise], variance.tolist(), ranks, variation)
-
-
-@torch.no_grad()
-def _moments(
-    model: BayesianModule,
-    images: Tensor,
-    noise: Sequence[float],
-    samples: int,
-    seed: int,
-    stages: Sequence[str],
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    batch_size: int,
-) -> list[list[Moments]]:
-    """Return the moments over draws of each stage's outputs, by stage and strength of noise."""
-    device = next(model.q.parameters()).device
-    eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
-    generator = Generator(device).manual_seed(stream(seed, 1))
-    parts = [getattr(model.net, stage) for stage in stages]
-    options: ImageOptions = {"batch_size": batch_size, "device": device, "mean": mean, "std": std}
-    moments = [[Moments("regression") for _ in noise] for _ in stages]
-    resident = Resident(model)
-    with resident.installed():
-        for _ in range(samples):
-            resident.write(model.noise(generator))
-            for level, strength in enumerate(noise):
-                noisy = (images.float() + strength * eps).clamp_(0.0, 1.0)
-                for row, output in zip(moments, stage_outputs(parts, noisy, **options), strict=True):
-                    row[level].update(output[None])
-    return moments
