@@ -28,7 +28,7 @@ from byov.evaluation import (
     noise_variance,
     predictive_std,
 )
-from byov.evaluation.alignment import gaussian_fit
+from byov.evaluation.agreement import gaussian_fit
 from byov.evaluation.layers import aggregation, per_epoch
 from byov.posterior.random import stream
 from byov.report.figures import noise_figure

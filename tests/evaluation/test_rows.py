@@ -11,9 +11,7 @@ from byov.data import load
 from byov.data.augmentations import AUGMENTATIONS
 from byov.data.corruptions import CORRUPTIONS, corrupt
 from byov.evaluation import Classifier, Row, evaluate, scores, summarise
-from byov.evaluation.images import parse_severities, shifts_for
-from byov.evaluation.rows import CHUNK
-from byov.evaluation.summary import corruption_errors
+from byov.evaluation.rows import CHUNK, corruption_errors, parse_severities, shifts_for
 from byov.metrics import functional as metrics
 from byov.posterior.random import stream
 from byov.prediction import Prediction

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from byov.data.augmentations import AUGMENTATIONS
-from byov.evaluation.images import SHIFTS
+from byov.evaluation.rows import SHIFTS
 from byov.reproduce import byov_figure4 as figure4
 from byov.reproduce.experiment import EXPERIMENTS, Context
 from byov.reproduce.experiment import run as execute

@@ -16,11 +16,9 @@ import torch
 
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
-from byov.evaluation.images import shifts_for, strength_note
 from byov.evaluation.retrieval import without_labels
-from byov.evaluation.rows import Row, evaluate, plan
+from byov.evaluation.rows import Row, corruption_errors, evaluate, plan, shifts_for, strength_note, summarise
 from byov.evaluation.scores import conventions
-from byov.evaluation.summary import corruption_errors, summarise
 from byov.files import REAL, check_out, misfit, read_json, write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run

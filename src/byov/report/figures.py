@@ -11,10 +11,9 @@ import torch
 from torch import Generator
 
 from byov.data import ImageSet
-from byov.evaluation.alignment import LEVELS, Alignment, read_alignment
+from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
 from byov.evaluation.convergence import Convergence
 from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mistakes, show
-from byov.evaluation.humans import MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from byov.evaluation import evaluate, summarise
-from byov.evaluation.images import shifts_for
 from byov.evaluation.pruning import SPARSITIES, Prunable
+from byov.evaluation.rows import shifts_for
 from byov.evaluation.sweep import KIND, advantage, sweep_runs
 from byov.posterior.layout import occurrences
 from byov.report.drawing import COLOURS, canvas, plain, styled

@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from byov.evaluation.alignment import read_alignment
+from byov.evaluation.agreement import MEASURES, HumanAgreement, read_alignment
 from byov.evaluation.convergence import Convergence
 from byov.evaluation.explore import SEVERITY, explore
-from byov.evaluation.humans import MEASURES, HumanAgreement
 from byov.evaluation.noise import NoiseVariance
 from byov.report.figures import EXPLORED
 from byov.reproduce.byov_runs import (
