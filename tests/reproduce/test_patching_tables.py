@@ -15,11 +15,11 @@ from torch import Generator, nn
 
 import byov
 from byov.reproduce import patching_reading, patching_runs
-from byov.reproduce.experiment import Context, Outcome, discover, plain, same_protocol
+from byov.reproduce.experiment import Context, Outcome, discover, plain
 from byov.reproduce.patching_accuracy import TABLE4, curve
 from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
 from byov.reproduce.patching_figure3 import X, functions, steps
-from byov.reproduce.patching_runs import METHODS, recipe
+from byov.reproduce.patching_runs import GAUSSIANS, METHODS, recipe, same_reading
 from byov.reproduce.recipes import load
 from byov.train import supervised
 from byov.train.config import to_dict
@@ -231,14 +231,12 @@ def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
 
 def test_a_reading_from_before_a_setting_has_its_default() -> None:
     asked = {"seed": 0, "train.lr": 0.1, "train.nesterov": False}
-    defaults = {"train.nesterov": False, "train.lr": 1e-3, "elsewhere": 1}
-    assert same_protocol({"seed": 0, "train.lr": 0.1}, asked, defaults)
-    assert not same_protocol({"seed": 0, "train.lr": 0.1}, {**asked, "train.nesterov": True}, defaults)
-    assert not same_protocol({"seed": 0}, asked, defaults)  # that of another learning rate
-    assert not same_protocol({"seed": 0, "train.lr": 0.1}, asked)
-    assert not same_protocol(None, asked, defaults)
-    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
-    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
+    assert same_reading({"seed": 0, "train.lr": 0.1}, asked)
+    assert not same_reading({"seed": 0, "train.lr": 0.1}, {**asked, "train.nesterov": True})
+    assert not same_reading({"seed": 0}, asked)  # that of another learning rate
+    assert not same_reading({**asked, "own": 1}, {**asked, "own": 2})
+    assert not same_reading(None, asked)
+    assert same_reading({**asked, GAUSSIANS[0]: 1}, {**asked, GAUSSIANS[0]: 2})  # which has no use here
 
 
 def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
