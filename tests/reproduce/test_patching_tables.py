@@ -18,11 +18,10 @@ from byov.reproduce import patching_reading, patching_runs
 from byov.reproduce.experiment import Context, Outcome, discover, plain
 from byov.reproduce.patching_accuracy import TABLE4, curve
 from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
-from byov.reproduce.patching_figure3 import X, functions, steps
 from byov.reproduce.patching_runs import GAUSSIANS, METHODS, recipe, same_reading
-from byov.reproduce.recipes import load
+from byov.reproduce.patching_untrained import X, functions, steps
 from byov.train import supervised
-from byov.train.config import to_dict
+from byov.train.config import load_config, to_dict
 from byov.train.supervised import Supervised
 
 FULL = Context(Path("nowhere/table"), "full")
@@ -84,7 +83,7 @@ def test_methods_are_those_of_the_recipes_and_differ_in_their_posterior() -> Non
         own = to_dict(recipe(FULL, method))
         changed = {key for key in own if own[key] != vanilla[key]}
         assert changed <= ({"posterior", "train"} if method == "ensemble" else {"posterior"})
-    ensemble, file = recipe(FULL, "ensemble"), load(Supervised, "cifar100_ensemble")
+    ensemble, file = recipe(FULL, "ensemble"), load_config(Supervised, "cifar100_ensemble")
     assert (ensemble.posterior, ensemble.train.epochs) == (file.posterior, file.train.epochs)
     assert recipe(FULL, "dropout").posterior.p == 0.005
     with pytest.raises(ValueError, match="A method is one of vanilla"):

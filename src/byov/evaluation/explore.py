@@ -211,12 +211,12 @@ def explore_runs(
                 raise
             yield item, str(error)
             continue
-        protocol = {"settings": settings, "runs": {run.name: _about(run) for run in runs}, "versions": versions()}
+        protocol = {"settings": settings, "runs": {run.name: about(run) for run in runs}, "versions": versions()}
         write_json(out / f"{item}.json", {"what": item, "protocol": protocol, "result": found})
         yield item, found
 
 
-def _about(run: Run) -> Found:
+def about(run: Run) -> Found:
     """Say which weights and which images: the numbers depend on them."""
     data = {"name": run.images.name, "digest": run.images.digest, "images": len(run.images)}
     return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": data}

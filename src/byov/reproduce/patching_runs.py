@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 from byov.reproduce.experiment import Context, Scale, plain
 from byov.reproduce.patching_reading import PROTOCOL, read
-from byov.reproduce.recipes import PLACE, load, load_here, runs_folder, settings_of, trained
+from byov.reproduce.recipes import PLACE, load_here, runs_folder, settings_of, trained
 from byov.runs import read_header
-from byov.train.config import flatten, to_dict
+from byov.train.config import flatten, load_config, to_dict
 from byov.train.supervised import Supervised
 
 Readings = dict[str, list[dict[str, Any]]]
@@ -84,7 +84,7 @@ def recipe(context: Context, method: str) -> Supervised:
     if method not in METHODS:
         raise ValueError(f"A method is one of {', '.join(METHODS)}, not {method!r}.")
     chosen, name = METHODS[method], f"{RECIPES[context.scale]}_{METHODS[method].recipe}"
-    epochs = load(Supervised, name).train.epoch_count * chosen.epochs
+    epochs = load_config(Supervised, name).train.epoch_count * chosen.epochs
     changes = (f"posterior.{change}" for change in chosen.changes)
     return load_here(context, Supervised, name, *changes, f"train.epochs={epochs}")
 
