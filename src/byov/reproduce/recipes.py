@@ -24,9 +24,9 @@ PLACE = {"train.accelerator", "train.devices", *FREE}
 
 def load_here(context: Context, kind: type[T], name: str, *changes: str) -> T:
     """Load a recipe of the repository for a context: with its seed, device and data folder, and its changes last."""
-    root = () if context.root is None else (f"data.root={context.root}",)
-    place = (f"train.seed={context.seed}", f"train.accelerator={choose_device(context.device).type}", "train.devices=1")
-    return load_config(kind, name, (*place, *root, *changes, *context.changes))
+    place: list[str] = [f"train.accelerator={choose_device(context.device).type}", "train.devices=1"]
+    place += [] if context.root is None else [f"data.root={context.root}"]
+    return load_config(kind, name, [f"train.seed={context.seed}", *place, *changes, *context.changes])
 
 
 def runs_folder(context: Context) -> Path:
