@@ -15,7 +15,7 @@ from byov.files import check_out
 from byov.metrics import functional as metrics
 from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
 from byov.pruning.unstructured import By, Ranking, Scope
-from byov.runs import Classifier, Run
+from byov.runs import Run
 from byov.runs.header import checkpoint_of
 from byov.ssl.classifiers import LinearProbe, linear_probe
 from byov.ssl.features import features
@@ -62,11 +62,8 @@ def reader(
     "fixed" once, on the encoder as it was before pruning, so that nothing at all is retrained; or "refitted" to each.
     """
     if run.kind == "train":
-
-        def read_classifier(net: nn.Module) -> Tensor:
-            return Classifier(net, **run.normalisation)(test.images.float() / 255).mean
-
-        return read_classifier, {"head": "the network's own output layer"}
+        pixels = test.images.float() / 255
+        return lambda net: run.predictor.read(net, pixels), {"head": "the network's own output layer"}
     assert train is not None
     chosen = {key: value for key, value in asdict(ProbeSettings(seed=seed)).items() if key in PROBE_SETTINGS}
 
