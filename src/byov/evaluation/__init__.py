@@ -8,10 +8,9 @@ from byov.evaluation.agreement import (
     human_entropy,
     predictive_std,
 )
-from byov.evaluation.convergence import Convergence, convergence
+from byov.evaluation.draws import Convergence, NoiseVariance, convergence, noise_variance
 from byov.evaluation.gallery import Gallery, gallery
 from byov.evaluation.layers import LayerHistory, layer_history
-from byov.evaluation.noise import NoiseVariance, noise_variance
 from byov.evaluation.representation import Representation, representation_uncertainty
 from byov.evaluation.rows import Row, evaluate, summarise
 from byov.evaluation.scores import scores

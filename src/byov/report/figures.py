@@ -12,10 +12,9 @@ from torch import Generator
 
 from byov.data import ImageSet
 from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
-from byov.evaluation.convergence import Convergence
+from byov.evaluation.draws import Convergence, NoiseVariance
 from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mistakes, show
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
-from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.evaluation.sweep import sweep_groups
 from byov.prediction import Prediction
