@@ -158,10 +158,10 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
         axes.axhspan(value - error, value + error, color="0.85", linewidth=0)
         for i, (prior, by_beta) in enumerate(grid.items()):
             betas = [float(beta) * 1.05 ** (i - 1) for beta in by_beta]  # side by side
-            points = [[100 * x for x in scores[score]] for scores in by_beta.values()]
+            values, errors = zip(*([100 * x for x in scores[score]] for scores in by_beta.values()), strict=True)
             style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.2}
             style |= {"elinewidth": 0.8, "label": subscripted(PRIORS[prior])}
-            axes.errorbar(betas, [v for v, _ in points], [e for _, e in points], **style)
+            axes.errorbar(betas, values, errors, **style)
         axes.set_xscale("log")
         axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
         plain(axes)
@@ -178,7 +178,7 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
 
 # Table 1
 
-ROWS: tuple[tuple[str, str, bool, float | None, float | None], ...] = (
+ROWS: tuple[tuple[str, str, bool, float, float], ...] = (
     ("all", "normal", True, 75.57, 92.18),
     ("no-norm-no-conv", "normal", True, 73.68, 91.43),
     ("no-norm-no-conv", "teacher-mean", True, 73.97, 91.52),
@@ -204,14 +204,9 @@ def table1(context: Context) -> Outcome:
         changes += [] if rising else [f"posterior.beta_start={beta}", "posterior.beta_schedule=constant"]
         scores = measured(context, name, _train(context, name, *changes))["mean"]
         label = f"{WORDS[covered]}, {PRIORS[prior]}, β {'0' if rising else f'{beta:g}'} → {beta:g}"
-        paper = {"top1": top1, "top5": top5}
-        rows.append({"label": label, "paper": paper, "scores": scores})
-        for score, base in zip(("top1", "top5"), PAPER_BYOL, strict=True):
-            gain, error = gained(scores, byol, score)
-            theirs = paper[score]
-            against = None if theirs is None else round(theirs - base, 2)
-            told = verdict(gain, error, against)
-            comparisons.append(Comparison(f"{label}: {score} above BYOL", gain, against, error, told))
+        rows.append({"label": label, "paper": {"top1": top1, "top5": top5}, "scores": scores})
+        for score, theirs, base in zip(("top1", "top5"), (top1, top5), PAPER_BYOL, strict=True):
+            comparisons.append(_row(f"{label}: {score} above BYOL", scores, byol, score, round(theirs - base, 2)))
     data: dict[str, Any] = {"byol": byol, "paper_byol": PAPER_BYOL, "rows": rows, "beta_end": beta}
     note = (
         "Points of accuracy above BYOL's, at μ; errors: bootstraps over test images, one training seed. The paper's"
@@ -238,17 +233,9 @@ def table_figure(data: dict[str, Any]) -> Figure:
         value, error = (100 * x for x in byol[score])
         axes.axvline(value, color="0.25", linewidth=1.1, linestyle="--", label="BYOL")
         axes.axvspan(value - error, value + error, color="0.87", linewidth=0)
-        points = [[100 * x for x in row["scores"][score]] for row in rows]
-        axes.errorbar(
-            [v for v, _ in points],
-            places,
-            xerr=[e for _, e in points],
-            fmt=MARKERS[0],
-            color=COLOURS[0],
-            markersize=5,
-            elinewidth=0.9,
-            label="ours",
-        )
+        values, errors = zip(*([100 * x for x in row["scores"][score]] for row in rows), strict=True)
+        shown: dict[str, Any] = {"fmt": MARKERS[0], "color": COLOURS[0], "markersize": 5, "elinewidth": 0.9}
+        axes.errorbar(values, places, xerr=errors, label="ours", **shown)
         paper = [value + row["paper"][score] - base for row in rows]
         style: dict[str, Any] = {"color": "0.45", "markersize": 5, "label": "the paper's, from BYOL"}
         axes.plot(paper, places, MARKERS[3], markerfacecolor="none", **style)
