@@ -21,6 +21,7 @@ from byov.evaluation.retrieval import detection, retrieval, run_measures
 from byov.files import write_json
 from byov.runs import Reading, Run, open_run
 from byov.runs.run import Pretrained, versions
+from byov.ssl.linear_evaluation import Advance
 
 SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
 SEVERITY = 3
@@ -181,7 +182,7 @@ def explore_runs(
     bootstraps: int,
     out: Path,
     skip: bool = False,
-    advance: Callable[[str, int, int], Any] | None = None,
+    advance: Advance = lambda *_: None,
     ood: str | None = None,
 ) -> Iterator[tuple[str, Found | str]]:
     """Open runs, compute items, write each to OUT/ITEM.json, and give it; with `skip`, the reason it was left out."""
@@ -197,8 +198,7 @@ def explore_runs(
     kept = ("samples", "seed", "limit", "train_limit", "fit_samples")
     settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps, "ood": ood}
     for done, item in enumerate(items):
-        if advance is not None:
-            advance(item, done, len(items))
+        advance(item, done, len(items))
         try:
             found: Found = json.loads(json.dumps(explore(item, runs, bootstraps, ood), allow_nan=False))
         except Inapplicable as error:

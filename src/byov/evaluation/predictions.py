@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from byov.data.sources import SPLIT_FOLDERS, is_picture, pictures
 from byov.files import check_out, replacing
 from byov.prediction import Prediction
 from byov.runs import Run
+from byov.ssl.linear_evaluation import Advance
 
 NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_information")
 
@@ -97,7 +98,7 @@ def predict_all(
     run: Run,
     data: ImageSet | FolderSet,
     root: Path | None = None,
-    advance: Callable[[str, int, int], Any] | None = None,
+    advance: Advance = lambda *_: None,
 ) -> Predictions:
     """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
 
@@ -110,17 +111,15 @@ def predict_all(
     parts = []
     batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
     for batch in batches:
-        if advance is not None:
-            if not rows and run.kind == "pretrain":
-                advance("fitting the probe", 0, len(data))
-                _ = run.predictor  # which is fitted when it is first asked for
-            advance("predicting", len(indices), len(data))
+        if not rows and run.kind == "pretrain":
+            advance("fitting the probe", 0, len(data))
+            _ = run.predictor  # which is fitted when it is first asked for
+        advance("predicting", len(indices), len(data))
         prediction = _predicted(run, batch.images.float() / 255, samples)
         rows.append(_columns(prediction))
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
         indices += batch.indices.tolist()
-        if advance is not None:
-            advance("predicting", len(indices), len(data))
+        advance("predicting", len(indices), len(data))
     if not rows:
         first, why = _name(data, 0, root), batches.unreadable[0]
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")

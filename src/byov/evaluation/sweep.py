@@ -12,7 +12,7 @@ standard errors of its scores. "differences" are those of the first curve and ea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,11 +28,9 @@ from byov.files import check_out
 from byov.pruning import prune
 from byov.pruning.unstructured import Ranking, Scope, check
 from byov.runs import Reading, Run, open_run
+from byov.ssl.linear_evaluation import Advance
 
 KIND = "byov prune sweep"
-
-Advance = Callable[[str, int, int], Any]
-"""Told how far a sweep is: what it prunes, networks done, all networks."""
 
 
 def sweep_runs(
@@ -43,7 +41,7 @@ def sweep_runs(
     probing: Probing | Literal["both"] = "fixed",
     reading: Reading | None = None,
     names: tuple[str, str] | None = None,
-    report: Advance | None = None,
+    report: Advance = lambda *_: None,
     by: Sequence[Ranking] | None = None,
 ) -> dict[str, Any]:
     """Compute the curves of a run by each ranking, and of its twin by magnitude.
@@ -57,7 +55,7 @@ def sweep_runs(
         reading: the split to read, where the data and the model are, and the seed of the probe's held-out part, of
             random pruning and of the resamples that errors come from.
         names: of the run and its twin in the file; their folders' names by default.
-        report: told how far it is.
+        report: told how far it is: what it prunes, networks done, all networks.
         by: the rankings; by default SNR (if it has a posterior), magnitude and random.
     """
     scopes = _several(scope, get_args(Scope), "The scope of pruning is layer, global or both")
@@ -114,9 +112,7 @@ def _several(asked: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 class Sweep:
     """The curves of a sweep and their differences, with errors by the same resamples of the images for all."""
 
-    def __init__(
-        self, labels: Tensor, sparsities: tuple[float, ...], seed: int, report: Advance | None, lines: int
-    ) -> None:
+    def __init__(self, labels: Tensor, sparsities: tuple[float, ...], seed: int, report: Advance, lines: int) -> None:
         self.labels, self.sparsities, self.seed, self.report = labels, sparsities, seed, report
         self.done, self.total = 0, lines * len(sparsities)
         self.resamples = Resamples(len(labels), seed)
@@ -131,8 +127,7 @@ class Sweep:
         for sparsity in self.sparsities:
             found.append(self._read(run, reads, by, scope, sparsity))
             self.done += 1
-            if self.report is not None:
-                self.report(f"{run.name} by {by}, {scope}", self.done, self.total)
+            self.report(f"{run.name} by {by}, {scope}", self.done, self.total)
         for name in reads:
             about = {"model": run.name, "by": by, "scope": scope, **({"probe": name} if name else {})}
             self._score(about, [probs[name] for probs in found], (scope, name))
