@@ -18,6 +18,7 @@ from byov.evaluation.draws import convergence, noise_variance
 from byov.evaluation.gallery import gallery
 from byov.evaluation.layers import layer_history, per_epoch
 from byov.evaluation.retrieval import detection, retrieval, run_measures
+from byov.evaluation.rows import which_images
 from byov.files import write_json
 from byov.runs import Reading, Run, open_run
 from byov.runs.run import Pretrained, versions
@@ -213,5 +214,4 @@ def explore_runs(
 
 def about(run: Run) -> Found:
     """Say which weights and which images: the numbers depend on them."""
-    data = {"name": run.images.name, "digest": run.images.digest, "images": len(run.images)}
-    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": data}
+    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": which_images(run.images)}

@@ -18,6 +18,7 @@ from byov.data import Batches, FolderSet, ImageSet
 from byov.data.labelled import sized
 from byov.data.printable import printable, reason
 from byov.data.sources import SPLIT_FOLDERS, is_picture, pictures
+from byov.evaluation.rows import which_images
 from byov.files import check_out, replacing
 from byov.prediction import Prediction
 from byov.runs import Run
@@ -167,7 +168,7 @@ def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
     r = run.reading
     return {
         "model": {"name": run.name, "kind": run.kind, "digest": run.digest, "posterior": run.posterior},
-        "data": {"name": data.name, "digest": data.digest, "images": len(data)},
+        "data": which_images(data),
         "samples": r.samples,
         "tolerance": r.tolerance,
         "strategy": r.strategy,

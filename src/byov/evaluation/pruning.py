@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from byov.data import ImageSet
+from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
 from byov.files import check_out
 from byov.metrics import functional as metrics
@@ -77,8 +78,8 @@ def reader(
     def read_probe(net: nn.Module) -> Tensor:
         return (before or fit(net)).probabilities(features(net, test.images, **run.normalisation))
 
-    about = {"name": train.name, "digest": train.digest, "images": len(train)}
-    return read_probe, {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": about}
+    about = {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": which_images(train)}
+    return read_probe, about
 
 
 def curve(

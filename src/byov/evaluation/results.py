@@ -202,7 +202,12 @@ def _environment(reading: Reading) -> dict[str, Any]:
     """Say where it is computed: what should not change a result, but might be asked for."""
     place = torch.device(reading.device)
     device = torch.cuda.get_device_name(place) if place.type == "cuda" else f"cpu ({platform.machine()})"
-    return {"device": device, "batch_size": reading.batch_size, "command": shlex.join(["byov", *sys.argv[1:]])}
+    return {"device": device, "batch_size": reading.batch_size, "command": command_line()}
+
+
+def command_line() -> str:
+    """Return what was typed, for a file to say it."""
+    return shlex.join(["byov", *sys.argv[1:]])
 
 
 def read(path: Path, advice: str = "name another file") -> dict[str, Any]:

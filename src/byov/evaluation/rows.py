@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.data import ImageSet
+from byov.data import FolderSet, ImageSet
 from byov.data.augmentations import AUGMENTATIONS
 from byov.data.corruptions import CORRUPTIONS
 from byov.data.shift import SEVERITIES, SMALL_SIDE, Shift, check_severity
@@ -48,6 +48,11 @@ def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, s
         else:
             defined[name] = shift
     return defined, left_out
+
+
+def which_images(data: ImageSet | FolderSet) -> dict[str, Any]:
+    """Return what a protocol says of the images that its numbers depend on."""
+    return {"name": data.name, "digest": data.digest, "images": len(data)}
 
 
 def strength_note(kind: str, data: ImageSet) -> str:

@@ -23,6 +23,7 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, orders, reader
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
+from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
 from byov.files import check_out
 from byov.pruning import prune
@@ -97,7 +98,7 @@ def _about(test: ImageSet, reading: Reading) -> dict[str, Any]:
         "bins": BINS,
         "error": f"standard deviation over {RESAMPLES:,} resamples of the test images",
         "seed": reading.seed,
-        "test": {"name": test.name, "split": reading.split, "digest": test.digest, "images": len(test)},
+        "test": which_images(test) | {"split": reading.split},
         "device": torch.device(reading.device).type,
         "torch": str(torch.__version__),
     }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -16,6 +14,7 @@ from statistics import stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from byov.evaluation.results import command_line
 from byov.files import check_out, read_json, write_json
 from byov.runs import read_header
 
@@ -264,7 +263,7 @@ def run(experiment: Experiment, context: Context) -> dict[str, Any]:
         save(outcome.figure, context.out / "figure", bbox_inches="tight")
     # How long it took is no result: beside it, so that the same seed gives the same file.
     about = {
-        "command": shlex.join(["byov", *sys.argv[1:]]),
+        "command": command_line(),
         "seconds": round(monotonic() - start, 1),
         "machine": platform.machine(),
     }
