@@ -14,9 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, spearmanr
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-import byov
 from byov.evaluation import (
     LayerHistory,
     alignment,
@@ -25,22 +24,15 @@ from byov.evaluation import (
     human_agreement,
     human_entropy,
     layer_history,
-    noise_variance,
     predictive_std,
 )
 from byov.evaluation.agreement import gaussian_fit
 from byov.evaluation.layers import aggregation, per_epoch
 from byov.posterior.random import stream
-from byov.report.figures import noise_figure
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def draws(samples: int = 60, images: int = 30, classes: int = 4, seed: int = 0) -> Tensor:
-    base = normal(1, images, classes, seed=seed + 1)
-    return (base + 0.5 * normal(samples, images, classes, seed=seed)).softmax(2)
 
 
 # Layers
@@ -99,7 +91,7 @@ def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
 
 
 def test_convergence_against_a_plain_loop() -> None:
-    values = draws(7, 5, 3)
+    values = (normal(1, 5, 3, seed=1) + 0.5 * normal(7, 5, 3)).softmax(2)
     found = convergence(values, counts=[1, 3, 7], bootstraps=6, seed=5)
     picked = torch.randint(7, (6, 7), generator=Generator().manual_seed(stream(5, 0)))
     classes = values.mean(0).argmax(1)
@@ -111,53 +103,6 @@ def test_convergence_against_a_plain_loop() -> None:
         assert found.std[row] == pytest.approx(stds.mean().item(), abs=1e-7)
         assert found.std_spread[row] == pytest.approx(stds.mean(1).std().item(), abs=1e-7)
         assert found.image_spread[row] == pytest.approx(means.std(0).mean().item(), abs=1e-12)
-
-
-# Noise
-
-
-class Student(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
-        self.projector = nn.Linear(3, 2, bias=False)
-        self.predictor = nn.Linear(2, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.predictor(self.projector(self.encoder(x)))
-
-
-def test_the_variance_after_a_linear_encoder_is_sigma_squared_times_x_squared() -> None:
-    """Var Σ w x = σ² Σ x² for each output, and the noise is the only thing that changes x."""
-    model = byov.bayesianize(Student(), byov.Gaussian(-4.0))
-    images = torch.rand(6, 1, 2, 2)
-    found = noise_variance(model, images, noise=(0.0, 0.5), samples=800, seed=1)
-    expected = math.exp(-4.0) * images.square().sum((1, 2, 3))
-    assert found.variance[0][0] == pytest.approx(expected.tolist(), rel=0.12)  # three outputs, 800 draws: 2.9 % each
-    assert found.variance[0][1] != pytest.approx(expected.tolist(), rel=0.2)
-    assert [len(found.variance), len(found.variance[0]), len(found.variance[0][0])] == [3, 2, 6]
-    assert set(found.correlation) == {"encoder, projector", "encoder, predictor", "projector, predictor"}
-    v = torch.tensor(found.variance)
-    assert torch.tensor(found.variation) == pytest.approx((v.std(2, correction=0) / v.mean(2)).numpy(), rel=1e-5)
-    pooled = spearmanr(v[0].flatten(), v[2].flatten()).statistic
-    assert found.correlation["encoder, predictor"] == pytest.approx(pooled)
-
-
-def test_noise_standardises_as_the_network_was_trained() -> None:
-    model = byov.bayesianize(Student(), byov.Gaussian(-4.0))
-    images = torch.rand(6, 1, 2, 2)
-    plain = noise_variance(model, images, noise=(0.0,), samples=5)
-    scaled = noise_variance(model, images, noise=(0.0,), samples=5, mean=[0.0], std=[0.5])
-    assert scaled.variance[0][0] == pytest.approx([4 * v for v in plain.variance[0][0]], rel=1e-4)
-
-
-def test_noise_leaves_out_the_parts_that_draws_do_not_change() -> None:
-    model, images = byov.bayesianize(Student(), {"predictor.*": byov.Gaussian(-4.0)}), torch.rand(6, 1, 2, 2)
-    found = noise_variance(model, images, noise=(0.0, 0.5), samples=3)
-    assert (found.stages, len(found.variance), found.correlation) == (["predictor"], 1, {})
-    noise_figure({"a": found})
-    with pytest.raises(ValueError, match="no difference after any"):
-        noise_variance(model, images, samples=3, stages=("encoder", "projector"))
 
 
 # Alignment
@@ -274,8 +219,7 @@ def shown(images: Tensor, count: int) -> object:
     return gallery(images, torch.zeros(3).long(), "a", torch.ones(count, 1), torch.ones(3))
 
 
-PLAIN, RANDOM = Student(), byov.bayesianize(Student(), byov.Gaussian())
-TWO, NINE, PICTURES = torch.rand(2, 1, 2, 2), torch.rand(9), torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+NINE, PICTURES = torch.rand(9), torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +230,6 @@ TWO, NINE, PICTURES = torch.rand(2, 1, 2, 2), torch.rand(9), torch.zeros(3, 1, 2
         "Convergence needs at least two draws": lambda: convergence(torch.rand(1, 4, 2)),
         "needs at least two draws, two bootstraps": lambda: convergence(torch.rand(3, 4, 2), bootstraps=1),
         "and numbers of draws from 1": lambda: convergence(torch.rand(3, 4, 2), counts=[0]),
-        "no part called 'encoder'": lambda: noise_variance(byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()), TWO),
-        "BayesianModule, not of Student": lambda: noise_variance(PLAIN, TWO),
-        "Variance under noise needs at least two draws": lambda: noise_variance(RANDOM, TWO, samples=1),
         "two numbers for each": lambda: alignment(NINE, torch.rand(8)),
         "at least 8": lambda: alignment(torch.rand(3), torch.rand(3)),
         "same std": lambda: alignment(NINE, torch.zeros(9)),
