@@ -15,7 +15,7 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes, in_memory
 from byov.data.printable import reason
 from byov.device import choose_device
-from byov.evaluation.check import check, unmoved, written
+from byov.evaluation.check import check, formatted, unmoved
 from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
 from byov.runs import Reading, open_run
@@ -85,7 +85,7 @@ def _scores(run: Run) -> list[str]:
     what = f"{run.recipe.data.name}, {'held out' if run.recipe.data.holdout else 'test'}"
     if run.q is None:
         probs = run.predictor(data.images.float() / 255).mean
-        return [f"{what}: {len(data):,} inputs: {written(main_scores(probs, data.labels))}"]
+        return [f"{what}: {len(data):,} inputs: {formatted(main_scores(probs, data.labels))}"]
     generator = Generator(run.reading.device).manual_seed(run.reading.seed)
     found = check(run.q, _batches(data, run.normalisation), samples=SAMPLES, generator=generator)
     return f"{what}: {found}".splitlines()

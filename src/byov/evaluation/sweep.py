@@ -119,7 +119,7 @@ class Sweep:
         self.resamples = Resamples(len(labels), seed)
         self.curves: list[Curve] = []
         self.differences: list[dict[str, Any]] = []
-        self._whole: dict[str, dict[str, Tensor]] = {}
+        self._unpruned: dict[str, dict[str, Tensor]] = {}
         self._first: dict[tuple[str, str], tuple[Curve, list[dict[str, Tensor]]]] = {}
 
     def add(self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope) -> None:
@@ -136,12 +136,12 @@ class Sweep:
     def _read(
         self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope, sparsity: float
     ) -> dict[str, Tensor]:
-        if sparsity == 0 and run.name in self._whole:  # the same for every ranking, and a fit each
-            return self._whole[run.name]
+        if sparsity == 0 and run.name in self._unpruned:  # the same for every ranking, and a fit each
+            return self._unpruned[run.name]
         net = prune(run.network, sparsity, by, scope, Prunable(run).where, self.seed).eval()
         found = {name: read(net) for name, read in reads.items()}
         if sparsity == 0:
-            self._whole[run.name] = found
+            self._unpruned[run.name] = found
         return found
 
     def _score(self, about: dict[str, Any], probs: list[Tensor], group: tuple[str, str]) -> None:

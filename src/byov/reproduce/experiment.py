@@ -96,7 +96,7 @@ class Context:
         before = read_json(path)
         if not isinstance(before, dict) or "result" not in before:
             raise ValueError(f"{path} is damaged: remove it, and its part is measured again.")
-        return before["result"] if same(before.get("protocol"), self._asked(protocol)) else None
+        return before["result"] if same(before.get("protocol"), self._whole_protocol(protocol)) else None
 
     def kept(
         self, name: str, protocol: dict[str, Any], make: Callable[[], dict[str, Any]], same: Same = eq
@@ -110,10 +110,10 @@ class Context:
             return before
         self.check_time()
         result = plain(make())
-        write_json(self.out / "parts" / f"{name}.json", {"protocol": self._asked(protocol), "result": result})
+        write_json(self.out / "parts" / f"{name}.json", {"protocol": self._whole_protocol(protocol), "result": result})
         return result
 
-    def _asked(self, protocol: dict[str, Any]) -> dict[str, Any]:
+    def _whole_protocol(self, protocol: dict[str, Any]) -> dict[str, Any]:
         return plain({"seed": self.seed, "scale": self.scale, **protocol})
 
     def protocol(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def seeds(context: Context) -> range:
     return range(context.seed, context.seed + SEEDS[context.scale])
 
 
-def _asked(context: Context, method: str) -> dict[str, Any]:
+def _reading_protocol(context: Context, method: str) -> dict[str, Any]:
     """Return what a reading depends on: how the network was trained and is read. Not where: it outlives its run."""
     settings = flatten(to_dict(recipe(context, method)))
     return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
@@ -133,14 +133,14 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
         return read(run, context, METHODS[method].label)
 
     shared = replace(own, out=runs_folder(context))
-    found = shared.kept(f"{method}_seed{seed}", _asked(own, method), make, same_reading)
+    found = shared.kept(f"{method}_seed{seed}", _reading_protocol(own, method), make, same_reading)
     return {**found, "seed": seed, "label": METHODS[method].label, "row": METHODS[method].row or method}
 
 
 def is_read(context: Context, method: str, seed: int) -> bool:
     """Tell whether there is a reading of that method and seed; its run may be gone."""
     shared = replace(context, out=runs_folder(context), seed=seed)
-    return shared.find(f"{method}_seed{seed}", _asked(shared, method), same_reading) is not None
+    return shared.find(f"{method}_seed{seed}", _reading_protocol(shared, method), same_reading) is not None
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> Readings:
