@@ -86,10 +86,8 @@ class Check:
     def __str__(self) -> str:
         lines = []
         if self.at_mean is not None and self.under_draws is not None:
-            draws = f"under {self.samples} draws"
-            lines.append(
-                f"{self.inputs:,} inputs: at μ {formatted(self.at_mean)}; {draws} {formatted(self.under_draws)}"
-            )
+            at_mean, drawn = formatted(self.at_mean), formatted(self.under_draws)
+            lines.append(f"{self.inputs:,} inputs: at μ {at_mean}; under {self.samples} draws {drawn}")
         moved = "" if self.moved is None else f"; |log σ − log σ₀| {self.moved:.2f}"
         share = f"{self.mutual_information:.2g} nats ({100 * self.share:.1f} % of the entropy)"
         lines.append(f"mutual information {share}; median |μ|/σ {self.snr:.3g}{moved}")

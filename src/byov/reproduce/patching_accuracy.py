@@ -189,9 +189,8 @@ def _by_number_of_draws(context: Context, methods: tuple[str, ...]) -> Outcome:
         each = by_draws(found, method) if len(methods) == 1 else gains(found, method)
         several = len(shown) > 1
         rows += [replace(r, quantity=f"{label(found, method)}: {r.quantity}") if several else r for r in each]
-    return Outcome(
-        {"readings": found}, rows, _draw_by_number_of_draws(found, shown), about(found, f"{RESNET} and {PYRAMIDNET}")
-    )
+    note = about(found, f"{RESNET} and {PYRAMIDNET}")
+    return Outcome({"readings": found}, rows, _draw_by_number_of_draws(found, shown), note)
 
 
 for _name, _methods, _title in (
