@@ -19,9 +19,9 @@ from byov.report.content import ALL
 from byov.report.drawing import COLOURS, canvas
 from byov.report.page import report as make_report
 from byov.report.tables import columns, probes
-from byov.reproduce.recipes import load as load_recipe
 from byov.runs import Reading
 from byov.ssl.pretrain import Pretrain, start
+from byov.train.config import load_config
 
 DRAWS, FIT_DRAWS = 30, 8
 """To read under, and to fit a probe under."""
@@ -30,7 +30,7 @@ DRAWS, FIT_DRAWS = 30, 8
 def recipe(posterior: bool, epochs: int) -> Pretrain:
     """Load recipes/digits_byov.toml, or its twin without a posterior, for so many epochs."""
     name = "digits_byov" if posterior else "digits_byol"
-    return load_recipe(Pretrain, name, f"train.epochs={epochs}", f"train.warmup={min(3, epochs)}")
+    return load_config(Pretrain, name, [f"train.epochs={epochs}", f"train.warmup={min(3, epochs)}"])
 
 
 def demo(out: Path | None = None, epochs: int = 40) -> None:

@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
-from byov.evaluation.alignment import predictive_std
+from byov.evaluation.agreement import predictive_std
 from byov.evaluation.explore import explore
+from byov.evaluation.retrieval import run_measures
+from byov.report.figures import EXPLORED
 from byov.runs import Reading, open_run
+from byov.runs.run import Pretrained
+from byov.ssl.pretrain import Pretrain, start
+from byov.train.config import load_config
 
+SHORT = ["train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "train.devices=1"]
 FEW = ("--samples", "3", "--bootstraps", "4", "--limit", "40", "--train-limit", "80", "--device", "cpu")
 
 
@@ -34,13 +41,10 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     protocol = content["convergence"]["protocol"]
     assert (protocol["settings"]["samples"], protocol["runs"]["byov"]["data"]["images"]) == (3, 40)
 
-    said = call("explore", runs / "byov", "--what", "gallery", *FEW, "--out", tmp_path)[2]
-    assert "gallery.json exists: choose another --out, or say --force." in said
+    again = ("explore", runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path)
+    assert "noise.json exists: choose another --out, or say --force." in call(*again)[2]
     before = (tmp_path / "noise.json").read_bytes()
-    code, _, _ = call(
-        "explore", runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path, "--force"
-    )
-    assert code == 0
+    assert call(*again, "--force")[0] == 0
     assert (tmp_path / "noise.json").read_bytes() == before
 
 
@@ -55,6 +59,45 @@ def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
     assert made["alignment"][0]["pearson"] == pytest.approx(correlation)
 
 
+def test_a_representation_is_read_beside_foreign_images(runs: Path, call: Any, tmp_path: Path) -> None:
+    random, name = np.random.default_rng(0), f"npz:{tmp_path / 'noise.npz'}"
+    images = random.integers(0, 256, size=(30, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", test_images=images, test_labels=random.integers(0, 3, 30))
+    words = ("--what", "representation", *FEW, "--out", tmp_path / "out", "--ood", name)
+    assert call("explore", runs / "byov", runs / "byol", *words)[0] == 0
+    content = json.loads((tmp_path / "out" / "representation.json").read_text())
+    assert content["protocol"]["settings"]["ood"] == name
+    assert {run: each["posterior"] for run, each in content["result"].items()} == {"byov": True, "byol": False}
+    for each in content["result"].values():
+        assert {name: read["images"] for name, read in each["data"].items()} == {"digits": 40, "npz:noise": 30}
+        assert set(each["ood"]["npz:noise"]) == set(each["data"]["digits"]["r_auroc"])
+    made = EXPLORED["representation"](content["result"])
+    assert [axes.get_title() for axes in made.axes] == ["digits", "", "npz:noise", "npz:noise from digits"]
+
+
+def test_people_are_compared_with_what_it_knows_without_labels(tmp_path: Path) -> None:
+    """On made-up pictures and votes under CIFAR-10's name: each measure's rank correlation is scipy's."""
+    random, splits = np.random.default_rng(0), ("train", "test")
+    arrays = {f"{split}_images": random.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8) for split in splits}
+    np.savez(tmp_path / "cifar10.npz", **arrays, **{f"{split}_labels": np.arange(60) % 10 for split in splits})
+    votes = random.integers(1, 50, (60, 10))
+    np.savez(tmp_path / "cifar10h.npz", counts=votes)
+    settings = ["data.name=cifar10", f"data.root={tmp_path}", "data.holdout=0", "model.encoder=convnet16"]
+    settings += ["model.hidden=16", "model.outputs=8", "train.batch=20"]
+    assert start(load_config(Pretrain, None, [*SHORT, *settings]), tmp_path / "run")
+    run = open_run(tmp_path / "run", Reading(samples=3, root=tmp_path, fit_samples=1), "run")
+    assert isinstance(run, Pretrained)
+    made = explore("humans", [run], 4)
+    found = made["run"]["spearman"]
+    _, measures = run_measures(run, run.images.images)
+    assert set(measures) | {"entropy_at_mean", "std"} <= set(found)
+    share = votes / votes.sum(1, keepdims=True)
+    people = -(share * np.log(share)).sum(1)
+    assert len(EXPLORED["humans"](made).axes[0].get_xticklabels()) == len(found)
+    for name, values in measures.items():
+        assert found[name][0] == pytest.approx(spearmanr(values.numpy(), people).statistic)
+
+
 def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -> None:
     (tmp_path / "file").write_text("")
     cases = {
@@ -66,6 +109,9 @@ def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -
         "give both": (runs / "byov", "--what", "alignment"),
         "None of the runs is of byov pretrain, whose embeddings": (runs / "bbb", "--what", "representation"),
         "--ood names the foreign images": (runs / "byov", "--what", "gallery", "--ood", "digits"),
+        "takes the name of other images": (runs / "byol", "--what", "representation", "--ood", "digits"),
+        "A data set's prefix is": (runs / "byol", "--ood", "nonsense:x"),
+        "is not a readable": (runs / "byol", "--ood", f"npz:{tmp_path}/missing.npz"),
         "CIFAR-10 only": (runs / "byov", "--what", "humans"),
         "at least two draws": (runs / "byov", "--samples", "1"),
         "at least 8 images": (runs / "byov", "--limit", "3"),

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from byov.evaluation.images import shifts_for
 from byov.evaluation.representation import MEASURES
 from byov.evaluation.retrieval import run_measures
-from byov.evaluation.rows import evaluate
+from byov.evaluation.rows import evaluate, shifts_for
 from byov.evaluation.scores import scores
 from byov.metrics.functional import r_auroc, recall_at_1, risk_coverage
 from byov.report import collect as collecting

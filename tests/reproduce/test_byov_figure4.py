@@ -1,4 +1,4 @@
-"""BYOV's Figure 4: which runs it takes, that it gives the same file twice, and its arithmetic."""
+"""BYOV's Figure 4: which runs it takes, what it keeps of them, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from byov.data.augmentations import AUGMENTATIONS
-from byov.evaluation.images import SHIFTS
+from byov.evaluation.rows import SHIFTS
 from byov.reproduce import byov_figure4 as figure4
 from byov.reproduce.experiment import EXPERIMENTS, Context
 from byov.reproduce.experiment import run as execute
@@ -29,39 +29,24 @@ def other_seed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure4, "SPARSITIES", (0.0, 0.4, 0.7))
-    monkeypatch.setattr(figure4, "REFITTED", {"quick": (0.7,)})
-    monkeypatch.setattr(figure4, "SEVERITIES", {"quick": (5,)})
-    monkeypatch.setattr(figure4, "DRAWS", 2)
-    monkeypatch.setattr(figure4, "FIT_DRAWS", 1)
+def test_it_reads_the_pairs_handed_in_and_keeps_each_part(
+    runs: Path, other_seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"SPARSITIES": (0.0, 0.4, 0.7), "REFITTED": {"quick": (0.7,)}, "SEVERITIES": {"quick": (5,)}}
+    for name, value in {**small, "DRAWS": 2, "FIT_DRAWS": 1}.items():
+        monkeypatch.setattr(figure4, name, value)
     for user in ("byov.evaluation.pruning", "byov.runs.run"):
         monkeypatch.setattr(f"{user}.ProbeSettings", partial(ProbeSettings, l2=(1e-2,), max_iter=30))
     monkeypatch.setitem(SHIFTS, "augmentations", {name: AUGMENTATIONS[name] for name in ("shear", "gaussian_noise")})
-
-
-def test_it_gives_the_same_file_twice_from_the_runs_handed_in(
-    runs: Path, other_seed: Path, small: None, tmp_path: Path
-) -> None:
-    handed = (runs / "bbb", other_seed, runs / "byol", runs / "byov")
-    contents = []
-    for name in ("a", "b"):
-        context = Context(tmp_path / name / "byov" / "figure4", runs=handed)
-        execute(EXPERIMENTS["byov/figure4"], context)
-        contents.append((context.out / "result.json").read_bytes())
-        assert (context.out / "figure.png").stat().st_size > 10_000
-    assert contents[0] == contents[1]
-    data = json.loads(contents[0])["data"]
-    curves = data["sweep"]["curves"]
-    assert data["sweep"]["kind"] == "byov prune sweep"
-    found = [(c["probe"], c["model"], c["by"], c["seed"], len(c["top1"])) for c in curves]
-    assert found == [
+    context = Context(tmp_path, runs=(runs / "bbb", other_seed, runs / "byol", runs / "byov"))
+    content = execute(EXPERIMENTS["byov/figure4"], context)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    data, curves = content["data"], content["data"]["sweep"]["curves"]
+    assert [(c["probe"], c["model"], c["by"], c["seed"], len(c["top1"])) for c in curves] == [
         (probe, *of, 0, count)
         for probe, count in (("fixed", 3), ("refitted", 1))
         for of in (("BYOV", "snr"), ("BYOV", "magnitude"), ("BYOL", "magnitude"))
     ]
-    assert all(0 <= value <= 1 for c in curves for what in ("top1", "ece") for value in c[what])
     assert curves[0]["top1"][0] == curves[1]["top1"][0]
     model: Any = restore(runs / "byov")[0].student
     own = [s.log().std().item() for n, s in model.std().items() if n.startswith("encoder") and s.ndim == 4]
@@ -69,15 +54,15 @@ def test_it_gives_the_same_file_twice_from_the_runs_handed_in(
     readings = {(row["model"], row["reading"]) for row in data["shifts"]}
     assert readings == {("BYOV", "at_mean"), ("BYOV", "under_draws"), ("BYOL", "at_mean")}
     assert data["shifts"][0]["shift"] == "clean"
+    ours = {row["quantity"]: row["ours"] for row in content["comparisons"]}
     gain = 100 * (curves[0]["top1"][2] - curves[1]["top1"][2])
-    ours = {row["quantity"]: row["ours"] for row in json.loads(contents[0])["comparisons"]}
     assert ours["the same at 70% zeros"] == pytest.approx(gain)
-    # A part that is there is not made again, and a part of other weights is.
-    part = tmp_path / "a/byov/figure4/parts/prune_fixed_0.json"
+    # A part that is there is not made again.
+    part = tmp_path / "parts/prune_fixed_0.json"
     before = json.loads(part.read_text())
     before["result"]["curves"][0]["top1"][2] = 0.5
     part.write_text(json.dumps(before))
-    again = execute(EXPERIMENTS["byov/figure4"], Context(tmp_path / "a/byov/figure4", runs=handed))
+    again = execute(EXPERIMENTS["byov/figure4"], context)
     assert again["data"]["sweep"]["curves"][0]["top1"][2] == 0.5
 
 
@@ -85,22 +70,15 @@ def test_runs_without_a_partner_are_refused(runs: Path, other_seed: Path, tmp_pa
     for handed in ((runs / "byov",), (other_seed, runs / "byol"), (runs / "bbb",)):
         with pytest.raises(ValueError, match=r"none of BYOV has one of BYOL with the same train\.seed"):
             figure4.pairs(Context(tmp_path, runs=handed))
-    with pytest.raises(ValueError, match="There is no run at"):
-        figure4.pairs(Context(tmp_path, runs=(tmp_path,)))
-    assert figure4.pairs(Context(tmp_path, runs=(runs / "byol", runs / "byov"))) == [(0, runs / "byov", runs / "byol")]
-
-
-def curve(model: str, by: str, seed: int, top1: float, probe: str = "fixed") -> dict[str, Any]:
-    return {"model": model, "by": by, "seed": seed, "probe": probe, "sparsity": [0.0, 0.7], "top1": [0.9, top1]}
 
 
 def made_up(snr: tuple[float, float]) -> dict[str, Any]:
     """Two seeds; by magnitude 0.5 and 0.6, BYOL 0.4 and 0.5."""
     curves = [
-        curve(*of, seed, top1, probe)
+        {"model": model, "by": by, "seed": seed, "probe": probe, "sparsity": [0.0, 0.7], "top1": [0.9, top1]}
         for probe in ("fixed", "refitted")
         for seed in (0, 1)
-        for *of, top1 in (
+        for model, by, top1 in (
             ("BYOV", "snr", snr[seed]),
             ("BYOV", "magnitude", 0.5 + 0.1 * seed),
             ("BYOL", "magnitude", 0.4 + 0.1 * seed),
@@ -138,46 +116,34 @@ def test_the_comparisons(snr: tuple[float, float], verdict: str) -> None:
     best = rows["SNR over magnitude, best, points of top-1"]
     assert (best.ours, best.paper, best.verdict) == (pytest.approx(at.ours), None, "at 70% zeros")
     assert rows["SNR of BYOV over magnitude of BYOL at 70%"].ours == pytest.approx(at.ours + 10)
-    clean = rows["ECE of BYOL minus BYOV, clean"]
-    assert (clean.ours, clean.paper, clean.verdict) == (pytest.approx(2.5), 2.83, "paper: better; same direction")
-    reliability = rows["reliability of BYOL minus BYOV, clean"]
-    assert (reliability.paper, reliability.verdict) == (1.03, "paper: better; other direction")
-    shear = rows["ECE of BYOL minus BYOV, shear"]
-    assert (shear.ours, shear.paper, shear.verdict) == (pytest.approx(-10), None, "paper: worse; same direction")
+    for quantity, ours, paper, told in (
+        ("ECE of BYOL minus BYOV, clean", 2.5, 2.83, "paper: better; same direction"),
+        ("reliability of BYOL minus BYOV, clean", 0.0, 1.03, "paper: better; other direction"),
+        ("ECE of BYOL minus BYOV, shear", -10, None, "paper: worse; same direction"),
+    ):
+        row = rows[quantity]
+        assert (row.ours, row.paper, row.verdict) == (pytest.approx(ours), paper, told)
     assert "ECE of BYOL minus BYOV, gaussian noise" not in rows
     assert (rows["signs that agree, of 4"].ours, rows["signs that agree, of 4"].paper) == (3, 4)
 
 
 def test_every_augmentation_has_the_sign_of_the_paper() -> None:
     """Better but for shearing and Gaussian noise (4.3, poster); +2.4 ECE and +1.2 Brier under salt and pepper."""
-    relative = [
-        {"shift": name, "reading": "at_mean", "top1": 0.0, **dict.fromkeys(("ece", "reliability"), sign)}
-        for name in ("clean", *AUGMENTATIONS)
-        for sign in (-1.0 if name in ("shear", "gaussian_noise") else 1.0,)
-    ]
-    *rows, last = figure4.signs(relative)
-    assert len(rows) == 2 * (1 + len(AUGMENTATIONS)) == last.ours == last.paper
+    signs = dict.fromkeys(("clean", *AUGMENTATIONS), 1.0) | {"shear": -1.0, "gaussian_noise": -1.0}
+    rows = [{"shift": name, "reading": "at_mean", "ece": s, "reliability": s} for name, s in signs.items()]
+    *found, last = figure4.signs(rows)
+    assert len(found) == 2 * (1 + len(AUGMENTATIONS)) == last.ours == last.paper
     assert last.verdict == "all signs as the paper has them"
-    paper = {row.quantity: row.paper for row in rows if row.paper is not None}
-    assert paper == {
-        "ECE of BYOL minus BYOV, clean": 2.83,
-        "reliability of BYOL minus BYOV, clean": 1.03,
-        "ECE of BYOL minus BYOV, salt and pepper": 2.4,
-        "reliability of BYOL minus BYOV, salt and pepper": 1.2,
-    }
-    relative[1]["ece"] *= -1
-    assert figure4.signs(relative)[-1].verdict == "not all signs as the paper has them"
+    paper = {row.quantity.removesuffix(", salt and pepper"): row.paper for row in found if "pepper" in row.quantity}
+    assert paper == {"ECE of BYOL minus BYOV": 2.4, "reliability of BYOL minus BYOV": 1.2}
 
 
 def test_a_sparser_model_by_snr_beside_one_by_magnitude() -> None:
     """By hand: by SNR 0.7 at 75 % zeros, on a line between two points; by magnitude 0.6 at 50 %."""
-    grid = [0.0, 0.5, 0.7, 0.9]
     curves = [
-        {"model": "BYOV", "by": by, "seed": seed, "sparsity": grid, "top1": [t + 0.1 * seed for t in top1]}
+        {"model": "BYOV", "by": by, "sparsity": [0.0, 0.5, 0.7, 0.9], "top1": [t + 0.1 * seed for t in top1]}
         for by, top1 in (("snr", [0.9, 0.85, 0.8, 0.4]), ("magnitude", [0.9, 0.6, 0.3, 0.1]))
         for seed in (0, 1)
     ]
-    points, zeros = figure4.sparser_by(curves, 0.25)
-    assert zeros == 0.5
-    assert points == pytest.approx(100 * (0.7 - 0.6))  # 0.75 lies a quarter of the way from 0.8 to 0.4
+    assert figure4.sparser_by(curves, 0.25) == (pytest.approx(100 * (0.7 - 0.6)), 0.5)
     assert figure4.sparser_by(curves, 0.4) == (pytest.approx(-4.0), 0.0)  # 0.86 at 40 %, where 0.9 is all

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from byov.evaluation import LayerHistory
-from byov.reproduce import byov_figure2, byov_layers, byov_runs, byov_table1, byov_uncertainty
-from byov.reproduce.byov_layers import apart
-from byov.reproduce.byov_runs import byov_run, handed_in, pretrained, supervised
-from byov.reproduce.experiment import EXPERIMENTS, Context, Outcome, OutOfTime
+from byov.reproduce import byov_accuracy, byov_posterior, byov_runs
+from byov.reproduce.byov_runs import byov_run, pretrained, supervised
+from byov.reproduce.experiment import Context, Outcome, OutOfTime
 from byov.reproduce.recipes import load_here
 from byov.runs import Reading, read_header
 from byov.ssl.pretrain import Pretrain, start
@@ -33,15 +32,15 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Everything at scale quick, but with a handful of steps, draws and bootstraps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(byov_runs.BETAS, "quick", (0.05, 0.1))
-        patch.setattr(byov_table1, "ROWS", byov_table1.ROWS[1:3])
+        patch.setattr(byov_accuracy, "ROWS", byov_accuracy.ROWS[1:3])
         patch.setattr(byov_runs, "Reading", few)
-        patch.setitem(byov_uncertainty.ALIGNED_DRAWS, "quick", 4)
-        patch.setitem(byov_uncertainty.CONVERGENCE_LIMIT, "quick", 30)
-        for module in (byov_uncertainty, byov_figure2):
+        patch.setitem(byov_posterior.ALIGNED_DRAWS, "quick", 4)
+        patch.setitem(byov_posterior.CONVERGENCE_LIMIT, "quick", 30)
+        for module in (byov_posterior, byov_accuracy):
             patch.setattr(module, "BOOTSTRAPS", 4)
-        patch.setattr(byov_uncertainty, "CONVERGENCE_DRAWS", 4)
-        patch.setattr(byov_uncertainty, "NOISE_DRAWS", 3)
-        patch.setattr(byov_figure2, "DRAWS", 3)
+        patch.setattr(byov_posterior, "CONVERGENCE_DRAWS", 4)
+        patch.setattr(byov_posterior, "NOISE_DRAWS", 3)
+        patch.setattr(byov_accuracy, "DRAWS", 3)
         yield Context(tmp_path_factory.mktemp("out") / "byov" / "any", changes=TINY)
 
 
@@ -58,22 +57,16 @@ def trained(context: Context) -> dict[str, int]:
     return {p.parent.name: p.stat().st_mtime_ns for p in (context.out.parent / "runs").rglob("checkpoint.safetensors")}
 
 
-def test_every_figure_has_a_name() -> None:
-    numbers = ("figure1b", "figure2", "figure3", "figure5", "figure6", "figure7", "table1", "humans")
-    assert {f"byov/{number}" for number in numbers} <= set(EXPERIMENTS)
-    for scale, betas in byov_runs.BETAS.items():
-        assert byov_runs.own_beta(scale) in betas
-
-
 def test_figures_share_their_runs(context: Context) -> None:
     """Figure 6's β and Figure 3's priors are cells of Figure 2's grid, and its N(0, I) is everybody's."""
-    checked(byov_layers.figure6(context))
-    three = checked(byov_layers.figure3(context))
+    assert all(byov_runs.own_beta(scale) in betas for scale, betas in byov_runs.BETAS.items())
+    checked(byov_posterior.figure6(context))
+    three = checked(byov_posterior.figure3(context))
     assert list(three.data["layers"]) == ["N(0, I)", "N(μ_T, I)", "N(μ_T, Σ_T)"]
     before = trained(context)
     assert set(before) == {f"byov{n}_seed0" for n in ("", "_beta0.05", "_teacher-mean", "_teacher-normal")}
 
-    two = checked(byov_figure2.figure2(context))
+    two = checked(byov_accuracy.figure2(context))
     after = trained(context)
     assert {name: after[name] for name in before} == before
     new = {"byol_seed0", "byov_teacher-mean_beta0.05_seed0", "byov_teacher-normal_beta0.05_seed0"}
@@ -85,24 +78,23 @@ def test_figures_share_their_runs(context: Context) -> None:
     assert first.ours == pytest.approx(100 * (best - two.data["byol"]["top1"][0]))
     assert first.paper == -0.4
 
-    again = byov_figure2.figure2(context)  # nothing is measured twice, and the same comes out
-    assert again.data == two.data
-    assert trained(context) == after
+    assert byov_accuracy.figure2(context).data == two.data
+    assert trained(context) == after  # nothing is trained twice
 
 
 def test_the_figures_about_draws(context: Context) -> None:
-    one = checked(byov_uncertainty.figure1b(context))
+    one = checked(byov_posterior.figure1b(context))
     assert [a["log"] for a in one.data["alignment"]] == [False, True]
     twin = read_header(supervised(context, "supervised_twin", "posterior.beta_end=0.1"))
     assert twin.config["posterior"]["beta_end"] == 0.1  # the same β as BYOV's, as in the paper
-    five = checked(byov_uncertainty.figure5(context))
+    five = checked(byov_posterior.figure5(context))
     assert set(five.data["convergence"]["BYOV"]) >= {"clean", "gaussian_noise", "salt_and_pepper", "shear"}
-    seven = checked(byov_uncertainty.figure7(context))
+    seven = checked(byov_posterior.figure7(context))
     assert seven.data["noise"]["BYOV"]["stages"] == ["encoder", "projector", "predictor"]
 
 
 def test_table_1_leaves_parts_as_points(context: Context) -> None:
-    outcome = checked(byov_table1.table1(context))
+    outcome = checked(byov_accuracy.table1(context))
     assert [row["paper"]["top1"] for row in outcome.data["rows"]] == [73.68, 73.97]
     assert [c.paper for c in outcome.comparisons] == pytest.approx([-2.29, -0.97, -2.0, -0.88])
     run = context.out.parent / "runs" / "quick" / "vit_no-norm-no-conv_normal_rising_seed0"
@@ -131,17 +123,14 @@ def test_runs_that_are_handed_in_are_used(context: Context) -> None:
     labelled = supervised(context)
     given = replace(context, runs=(labelled, mean, byov), out=context.out.parent / "given")
     before = trained(context)
-    assert byov_run(given) == byov
-    assert byov_run(given, "teacher-mean") == mean
-    assert supervised(given) == labelled
-    assert list(handed_in(given).values()) == [mean, byov]
-    outcome = checked(byov_layers.figure3(given))
+    assert (byov_run(given), byov_run(given, "teacher-mean"), supervised(given)) == (byov, mean, labelled)
+    outcome = checked(byov_posterior.figure3(given))
     assert list(outcome.data["layers"]) == ["N(μ_T, I), β: 0 → 0.1", "N(0, I), β: 0 → 0.1"]
     assert trained(context) == before
     with pytest.raises(ValueError, match=r"None of the runs given is of byov pretrain with posterior\.coverage = all"):
         byov_run(replace(given, runs=(labelled,)))
-    with pytest.raises(ValueError, match="There is no run at"):
-        byov_run(replace(given, runs=(context.out / "nothing",)))
+    with pytest.raises(ValueError, match=r"None of the runs given is of byov pretrain with a posterior\."):
+        byov_posterior.figure3(replace(given, runs=(labelled,)))
 
 
 def test_how_far_two_histories_end_apart() -> None:
@@ -149,50 +138,39 @@ def test_how_far_two_histories_end_apart() -> None:
         values: Any = [[1.0, value] for value in last]
         return LayerHistory([0, 1], [0.0, 1.0], ["a", "b"], [1, 1], values, values, values, values)
 
-    assert apart(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx(2.0)
-    assert apart(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
+    assert byov_posterior.apart(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx(2.0)
+    assert byov_posterior.apart(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
 
 
 def test_less_is_better_for_calibration_and_more_for_accuracy() -> None:
     def scores(**values: float) -> dict[str, list[float]]:
-        return {score: [values.get(score, 0.5), 0.001] for score in byov_figure2.SHOWN}
+        return {score: [values.get(score, 0.5), 0.001] for score in byov_accuracy.SHOWN}
 
     byol = scores(top1=0.9, ece=0.05, reliability=0.04)
-    grid = {"normal": {"0.1": scores(top1=0.8, ece=0.02, reliability=0.09), "1": scores(top1=0.7, ece=0.08)}}
-    rows = {row.quantity: row for row in byov_figure2.compare(byol, grid, own=grid["normal"]["0.1"])}
-    for which in ("best", "N(0, I)"):
-        for name, gain, verdict in (
-            ("top-1 %", -10, "worse"),
-            ("ECE %", 3, "better"),
-            ("reliability × 100", -5, "worse"),
-        ):
-            row = rows[f"{which}, {name}: better than BYOL by"]
-            assert row.ours == pytest.approx(gain)
-            assert which == "best" or row.verdict == verdict
-
-
-def test_a_difference_within_its_error_is_not_told() -> None:
-    assert byov_figure2.verdict(0.1, 0.1, 2.83) == "no difference told"
-    assert byov_figure2.verdict(1.0, 0.1, 2.83) == "as in the paper"
-    assert byov_figure2.verdict(-1.0, 0.1, 2.83) == "the other way than in the paper"
-    assert byov_figure2.verdict(-1.0, 0.1, None) == "worse"
+    own = scores(top1=0.8, ece=0.02, reliability=0.09)
+    grid = {"normal": {"0.1": own, "1": scores(top1=0.7, ece=0.08)}}
+    rows = {row.quantity: row for row in byov_accuracy.compare(byol, grid, own)}
+    for name, gain, verdict in (("top-1 %", -10, "worse"), ("ECE %", 3, "better"), ("reliability × 100", -5, "worse")):
+        best, mine = (rows[f"{which}, {name}: better than BYOL by"] for which in ("best", "N(0, I)"))
+        assert best.ours == mine.ours == pytest.approx(gain)
+        assert mine.verdict == verdict
+    assert byov_accuracy.verdict(0.1, 0.1, 2.83) == "no difference told"
+    assert byov_accuracy.verdict(1.0, 0.1, 2.83) == "as in the paper"
+    assert byov_accuracy.verdict(-1.0, 0.1, 2.83) == "the other way than in the paper"
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_people_beside_models(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_people_beside_models(context: Context, real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real CIFAR-10 and CIFAR-10H, with models of a few steps."""
-    import os
-
-    root = Path(os.environ.get("BYOV_DATA") or Path(__file__).parents[3] / "shared" / "data")
-    if not (root / "cifar10h.npz").is_file() or not (root / "cifar10.npz").is_file():
-        pytest.skip(f"cifar10.npz and cifar10h.npz are not in {root}; set BYOV_DATA to a folder that has them")
+    if not (real_data / "cifar10h.npz").is_file() or not (real_data / "cifar10.npz").is_file():
+        pytest.skip(f"cifar10.npz and cifar10h.npz are not in {real_data}; set BYOV_DATA to a folder that has them")
     small = ("data.image_size=8", "data.holdout=0.98", "train.epochs=1", "train.warmup=0")
-    monkeypatch.setitem(byov_uncertainty.HUMAN_LIMITS, "quick", {"limit": 300, "train_limit": 300})
-    monkeypatch.setitem(byov_uncertainty.HUMAN_DRAWS, "quick", 3)
+    monkeypatch.setitem(byov_posterior.HUMAN_LIMITS, "quick", {"limit": 300, "train_limit": 300})
+    monkeypatch.setitem(byov_posterior.HUMAN_DRAWS, "quick", 3)
     monkeypatch.setattr(byov_runs, "Reading", Reading)
-    outcome = checked(byov_uncertainty.humans(replace(context, root=str(root), changes=small)))
-    assert set(outcome.data["humans"]) == {"BYOL", "BYOV", "supervised BBB"}
-    assert set(outcome.data["humans"]["BYOL"]["spearman"]) == {"entropy_at_mean"}
-    assert set(outcome.data["humans"]["BYOV"]["spearman"]) > {"entropy", "mutual_information", "std"}
-    assert outcome.data["humans"]["BYOV"]["images"] == 300
+    found = checked(byov_posterior.humans(replace(context, root=str(real_data), changes=small))).data["humans"]
+    assert set(found) == {"BYOL", "BYOV", "supervised BBB"}
+    assert set(found["BYOL"]["spearman"]) == {"entropy_at_mean"}
+    assert set(found["BYOV"]["spearman"]) > {"entropy", "mutual_information", "std"}
+    assert found["BYOV"]["images"] == 300

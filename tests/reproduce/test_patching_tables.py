@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from torch import Generator, nn
 
 import byov
 from byov.reproduce import patching_reading, patching_runs
-from byov.reproduce.experiment import Context, Outcome, discover, plain, same_protocol
+from byov.reproduce.experiment import Context, Outcome, discover, plain
 from byov.reproduce.patching_accuracy import TABLE4, curve
 from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
-from byov.reproduce.patching_figure3 import X, functions, steps
-from byov.reproduce.patching_runs import METHODS, recipe
-from byov.reproduce.recipes import load, trained
+from byov.reproduce.patching_runs import GAUSSIANS, METHODS, recipe, same_reading
+from byov.reproduce.patching_untrained import X, functions, steps
 from byov.train import supervised
-from byov.train.config import to_dict
+from byov.train.config import load_config, to_dict
 from byov.train.supervised import Supervised
 
-FULL = Context(Path("nowhere/table"), "full")
-NAMES = [f"patching/table{n}" for n in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11)] + [f"patching/figure{n}" for n in range(3, 8)]
+NAMES = [f"patching/table{n}" for n in range(4, 12)] + [f"patching/figure{n}" for n in range(4, 8)]
 
 
 def network(classes: int) -> nn.Module:
@@ -80,16 +77,17 @@ def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
 
 
 def test_methods_are_those_of_the_recipes_and_differ_in_their_posterior() -> None:
-    vanilla = to_dict(recipe(FULL, "vanilla"))
-    for method in METHODS:
-        own = to_dict(recipe(FULL, method))
-        changed = {key for key in own if own[key] != vanilla[key]}
+    full = Context(Path("nowhere/table"), "full")
+    own = {method: recipe(full, method) for method in METHODS}
+    vanilla = to_dict(own["vanilla"])
+    for method, each in own.items():
+        changed = {key for key, value in to_dict(each).items() if value != vanilla[key]}
         assert changed <= ({"posterior", "train"} if method == "ensemble" else {"posterior"})
-    ensemble, file = recipe(FULL, "ensemble"), load(Supervised, "cifar100_ensemble")
-    assert (ensemble.posterior, ensemble.train.epochs) == (file.posterior, file.train.epochs)
-    assert recipe(FULL, "dropout").posterior.p == 0.005
+    file = load_config(Supervised, "cifar100_ensemble")
+    assert (own["ensemble"].posterior, own["ensemble"].train.epochs) == (file.posterior, file.train.epochs)
+    assert own["dropout"].posterior.p == 0.005
     with pytest.raises(ValueError, match="A method is one of vanilla"):
-        recipe(FULL, "dropuot")
+        recipe(full, "dropuot")
 
 
 # Reading
@@ -118,71 +116,50 @@ def test_running_means_are_those_of_the_same_draws_one_by_one() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(context: Context) -> dict[str, Outcome]:
-    return {name: run(context, name) for name in NAMES[2:]}
+    return {name: run(context, name) for name in NAMES}
 
 
-def test_every_table_has_its_rows(outcomes: dict[str, Outcome]) -> None:
+def test_every_table_has_its_rows_beside_the_paper_s_numbers(outcomes: dict[str, Outcome]) -> None:
+    rows = {}
     for name, outcome in outcomes.items():
         json.dumps(plain(outcome.data), allow_nan=False)
         assert len(outcome.comparisons) >= 3, name
         assert all(row.ours == row.ours for row in outcome.comparisons), name
         assert (outcome.figure is not None) == (name.startswith("patching/figure") or name[-2:] in ("e9", "10", "11"))
-    rows = {row.quantity: row for row in outcomes["patching/table4"].comparisons}
-    for method in METHODS.values():
-        assert f"{method.label}: ECE %" in rows
-    assert {"explicit ensemble, stacked: ECE %", "EMP (BN+out), stacked: ECE %"} <= set(rows)
-    assert rows["ECMP (BN+out): ECE %"].paper == 1.65
-    assert rows["explicit ensemble: overhead %"].ours == pytest.approx(400)
-    assert rows["ECMP (BN+out): overhead %"].paper == 17.9
-    draws = {row.quantity: row.paper for row in outcomes["patching/table10"].comparisons}
-    assert draws["ECMP (BN+out): S = 20, beside the paper's ResNet: ECE %"] == 1.70
-    assert draws["ECMP (BN+out): S = 200, beside the paper's PyramidNet: MCE %"] == 18.1
-    assert draws["ECMP (BN+out): ECE at S = 200 minus S = 100, ResNet, points"] == pytest.approx(0.15)
-    assert rows["dropout: overhead %"].ours == 0
+        rows |= {(name[9:], row.quantity): row for row in outcome.comparisons}
+    stacked = ("explicit ensemble, stacked", "EMP (BN+out), stacked")
+    assert {("table4", f"{each}: ECE %") for each in (*stacked, *(m.label for m in METHODS.values()))} <= set(rows)
+    for (table, quantity), paper in {
+        ("table4", "ECMP (BN+out): ECE %"): 1.65,
+        ("table4", "ECMP (BN+out): overhead %"): 17.9,
+        ("table5", "ECMP (BN+out), as the paper starts it: fog"): 103,
+        ("table8", "EMP (BN+out): pixelate"): 84.8,
+        ("table10", "ECMP (BN+out): S = 20, beside the paper's ResNet: ECE %"): 1.70,
+        ("table10", "ECMP (BN+out): S = 200, beside the paper's PyramidNet: MCE %"): 18.1,
+        ("table10", "ECMP (BN+out): ECE at S = 200 minus S = 100, ResNet, points"): pytest.approx(0.15),
+    }.items():
+        assert rows[table, quantity].paper == paper
     weights, patched = 64 * 12 + 12 + 24 + 130, 24 + 130
-    assert rows["ECMP (BN+out): overhead %"].ours == pytest.approx(100 * 4 * patched / weights)
-
-
-def test_a_vanilla_network_is_its_own_measure(outcomes: dict[str, Outcome], context: Context) -> None:
-    rows = {row.quantity: row.ours for row in outcomes["patching/table7"].comparisons}
-    assert rows["vanilla: mCE %"] == pytest.approx(100)
-    paper = {row.quantity: row.paper for name in ("7", "8") for row in outcomes[f"patching/table{name}"].comparisons}
-    assert paper["EMP (BN+out): pixelate"] == 84.8  # of Table 8, which comes last
-    assert {row.quantity: row.paper for row in outcomes["patching/table5"].comparisons}[
-        "ECMP (BN+out), as the paper starts it: fog"
-    ] == 103
-    assert rows["EMP's mCE minus ECMP's, points"] == pytest.approx(
-        rows["EMP (BN+out): mCE %"] - rows["ECMP (BN+out): mCE %"]
-    )
-    found = patching_runs.readings(context, ["vanilla", "emp"])
-    (errors,) = corruption_errors(found, "emp")
-    ours, theirs = found["emp"][0]["errors"], found["vanilla"][0]["errors"]
-    assert errors["CE"]["fog"] == pytest.approx(100 * sum(ours["fog"]) / sum(theirs["fog"]))
-    assert errors["mCE"] == pytest.approx(sum(errors["CE"].values()) / 15)
+    emp, ecmp = (rows["table7", f"{name} (BN+out): mCE %"].ours for name in ("EMP", "ECMP"))
+    for (table, quantity), ours in {
+        ("table4", "explicit ensemble: overhead %"): 400,
+        ("table4", "ECMP (BN+out): overhead %"): 100 * 4 * patched / weights,
+        ("table4", "dropout: overhead %"): 0,
+        ("table7", "vanilla: mCE %"): 100,
+        ("table7", "EMP's mCE minus ECMP's, points"): emp - ecmp,
+    }.items():
+        assert rows[table, quantity].ours == pytest.approx(ours)
 
 
 def test_nothing_is_trained_or_read_twice(outcomes: dict[str, Outcome], context: Context) -> None:
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
+
     runs = context.out.parent / "runs" / "quick"
-    assert {path.name for path in runs.iterdir() if path.is_dir()} == {f"{m}_seed0" for m in METHODS} | {"parts"}
-    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()}
+    assert {path.name for path in runs.iterdir()} == {f"{m}_seed0" for m in METHODS} | {"parts"}
+    before = files()
     run(context, "patching/table4")
-    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*") if path.is_file()} == before
-
-
-def test_a_reading_outlives_its_run(outcomes: dict[str, Outcome], context: Context, tmp_path: Path) -> None:
-    """The tables are made from what was read; the checkpoints may lie on another machine."""
-    shutil.copytree(context.out.parent / "runs" / "quick" / "parts", tmp_path / "runs" / "quick" / "parts")
-    elsewhere = replace(context, out=tmp_path / "table4")
-    assert all(patching_runs.is_read(elsewhere, method, 0) for method in METHODS)
-    assert not patching_runs.is_read(elsewhere, "emp", 1)
-    assert run(elsewhere, "patching/table4").comparisons == outcomes["patching/table4"].comparisons
-    assert [path.name for path in (tmp_path / "runs" / "quick").iterdir()] == ["parts"]
-
-
-def test_a_run_of_other_settings_is_not_taken_for_this_one(outcomes: dict[str, Outcome], context: Context) -> None:
-    other = replace(context, changes=(*context.changes, "train.epochs=2"))
-    with pytest.raises(ValueError, match=r"was trained with train\.epochs = 1, not 2"):
-        trained(other, "emp", recipe(other, "emp"))
+    assert files() == before
 
 
 def test_runs_of_the_user_s_own_are_read_in_their_place(
@@ -190,32 +167,25 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
 ) -> None:
     """Any setting is read: as the method that has it, or labelled by what sets it apart from the nearest one."""
     runs = context.out.parent / "runs" / "quick"
-    own = {
-        "emp": ("spread=0.3", "apart=none"),
-        "dropout": ("p=0.2",),
-        "ecmp": ("on=output",),
-        "dropconnect": ("p=0.1",),
-    }
+    own = {"emp": "spread=0.3 apart=none", "dropout": "p=0.2", "ecmp": "on=output", "dropconnect": "p=0.1"}
     given = [runs / "emp_seed0", runs / "vanilla_seed0", runs / "ecmp_paper_seed0"]
     for method, changes in own.items():
-        changed = replace(context, changes=(*context.changes, *(f"posterior.{change}" for change in changes)))
+        changed = replace(context, changes=(*context.changes, *(f"posterior.{each}" for each in changes.split())))
         given.append(tmp_path / method)
         supervised.start(recipe(changed, method), given[-1])
     handed = replace(context, runs=tuple(given))
     found = patching_runs.readings(handed)
-    rows = {name: (readings[0]["label"], readings[0]["row"]) for name, readings in found.items()}
-    assert list(rows)[:3] == ["vanilla", "emp", "ecmp_paper"]
-    assert rows == {
-        "vanilla": ("vanilla", "vanilla"),
-        "emp": ("EMP (BN+out)", "emp"),
-        "ecmp_paper": ("ECMP (BN+out), as the paper starts it", "ecmp"),
-        **{name: (name, row) for name, row in (
+    assert [(name, readings[0]["label"], readings[0]["row"]) for name, readings in found.items()] == [
+        ("vanilla", "vanilla", "vanilla"),
+        ("emp", "EMP (BN+out)", "emp"),
+        ("ecmp_paper", "ECMP (BN+out), as the paper starts it", "ecmp"),
+        *((name, name, row) for name, row in (
             ("EMP (BN+out), spread = 0.3, apart = none", "emp"),
             ("dropout, p = 0.2", "dropout"),
             ("ECMP (BN+out), on = output", ""),
             ("DropConnect, p = 0.1", "dropconnect"),
-        )},
-    }  # fmt: skip
+        )),
+    ]  # fmt: skip
     table = {row.quantity: row.paper for row in run(handed, "patching/table6").comparisons}
     assert table["EMP (BN+out), spread = 0.3, apart = none: ECE %"] == table["EMP (BN+out): ECE %"] == 13.6
     assert table["ECMP (BN+out), as the paper starts it: ECE %"] == 8.73
@@ -230,8 +200,7 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
 def test_runs_on_other_images_are_refused(
     outcomes: dict[str, Outcome], context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    runs = context.out.parent / "runs" / "quick"
-    read = patching_runs.read
+    runs, read = context.out.parent / "runs" / "quick", patching_runs.read
     monkeypatch.setattr(patching_runs, "read", lambda path, *rest: {**read(path, *rest), "data": path.name})
     given = replace(context, out=tmp_path / "table4", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
     with pytest.raises(ValueError, match="one data, not of emp_bn_seed0 and vanilla_seed0"):
@@ -250,12 +219,12 @@ def test_a_curve_joins_its_seeds_and_leaves_out_small_bins() -> None:
 
 def test_a_reading_from_before_a_setting_has_its_default() -> None:
     asked = {"seed": 0, "train.lr": 0.1, "train.nesterov": False}
-    defaults = {"train.nesterov": False, "train.lr": 1e-3, "elsewhere": 1}
-    assert same_protocol({"seed": 0, "train.lr": 0.1}, asked, defaults)
-    assert not same_protocol({"seed": 0, "train.lr": 0.1}, {**asked, "train.nesterov": True}, defaults)
-    assert not same_protocol({"seed": 0}, asked, defaults)  # that of another learning rate
-    assert not same_protocol({"seed": 0, "train.lr": 0.1}, asked)
-    assert not same_protocol(None, asked, defaults)
+    assert same_reading({"seed": 0, "train.lr": 0.1}, asked)
+    assert not same_reading({"seed": 0, "train.lr": 0.1}, {**asked, "train.nesterov": True})
+    assert not same_reading({"seed": 0}, asked)  # that of another learning rate
+    assert not same_reading({**asked, "own": 1}, {**asked, "own": 2})
+    assert not same_reading(None, asked)
+    assert same_reading({**asked, GAUSSIANS[0]: 1}, {**asked, GAUSSIANS[0]: 2})  # which has no use here
 
 
 def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
@@ -268,21 +237,19 @@ def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
     assert {"dropout", "dropconnect", "emp_bn", "ecmp_bn", "ensemble", "emp_learned"} <= found.keys()
     (*_, last) = corruption_errors(found, "ecmp")
     assert last["mCE"] == pytest.approx(96.9, abs=0.05)  # as results/cifar100/README.md has it
-    assert not same_protocol({"a": 1, "b": 1}, {"a": 2, "b": 1}, unused=("b",))
-    assert same_protocol({"a": 1, "b": 1}, {"a": 1, "b": 2}, unused=("b",))
 
 
-def test_corruption_errors_are_of_the_same_seeds() -> None:
-    def reading(error: float, seed: int) -> dict[str, Any]:
-        return {"errors": {"clean": [error / 2], "fog": [error] * 5}, "seed": seed}
-
-    found = {"vanilla": [reading(0.2, 0), reading(0.3, 1), reading(0.4, 2)], "emp": [reading(0.1, 2)]}
-    (only,) = corruption_errors(found, "emp")
-    assert only["mCE"] == only["CE"]["fog"] == pytest.approx(25.0)
-    with pytest.raises(
-        ValueError, match=r"^Corruption errors are by seed, and there is no vanilla network of seed 2\.$"
-    ):
-        corruption_errors({**found, "vanilla": found["vanilla"][:2]}, "emp")
+def test_corruption_errors_are_relative_to_the_same_seed() -> None:
+    """By hand: CE 0.5/0.8 and 0.3/0.4; relative (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
+    ours = {"seed": 2, "errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
+    vanilla = {"seed": 2, "errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
+    other = {"seed": 0, "errors": {"clean": [0.2], "fog": [0.2, 0.2], "snow": [0.3, 0.3]}}
+    (found,) = corruption_errors({"vanilla": [other, vanilla], "emp": [ours]}, "emp")
+    assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)
+    assert found["relative_mCE"] == pytest.approx(140.0)
+    assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
+    with pytest.raises(ValueError, match=r"^Corruption errors are .* there is no vanilla network of seed 2\.$"):
+        corruption_errors({"vanilla": [other], "emp": [ours]}, "emp")
 
 
 def test_the_paper_s_errors_by_corruption_have_its_means() -> None:
@@ -314,14 +281,3 @@ def test_the_paper_s_relative_errors_are_by_hendrycks_formula() -> None:
             left[denominator] += squares[denominator].min() / 15
     assert left["baseline"] ** 0.5 < 0.7
     assert left["own"] ** 0.5 > 1.8
-
-
-def test_relative_corruption_errors_are_of_each_network_s_own_clean_error() -> None:
-    """By hand: (0.5 − 0.1)/(0.8 − 0.3) and (0.3 − 0.1)/(0.4 − 0.3), mean 1.4."""
-    ours = {"seed": 0, "errors": {"clean": [0.1], "fog": [0.4, 0.6], "snow": [0.3, 0.3]}}
-    vanilla = {"seed": 0, "errors": {"clean": [0.3], "fog": [0.8, 0.8], "snow": [0.4, 0.4]}}
-    (found,) = corruption_errors({"vanilla": [vanilla], "emp": [ours]}, "emp")
-    assert found["relative_mCE"] == pytest.approx(140.0)
-    assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
-    assert "relative_mCE" in corruption_errors({"vanilla": [vanilla]}, "vanilla")[0]
-    assert found["mCE"] == pytest.approx(100 * (0.5 / 0.8 + 0.3 / 0.4) / 2)

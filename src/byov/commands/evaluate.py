@@ -71,8 +71,8 @@ def command(
     from byov.commands.console import progress, show
     from byov.device import choose_device
     from byov.evaluation import regressions
-    from byov.evaluation.images import parse_severities
     from byov.evaluation.results import evaluate_run
+    from byov.evaluation.rows import parse_severities
     from byov.report import tables
     from byov.runs import Reading, open_run
     from byov.runs.header import is_table

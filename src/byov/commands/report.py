@@ -52,7 +52,7 @@ def command(
     """
     from byov.commands.console import progress, show
     from byov.device import choose_device
-    from byov.evaluation.images import SHIFTS, parse_severities
+    from byov.evaluation.rows import SHIFTS, parse_severities
     from byov.files import check_out
     from byov.report.collect import Request
     from byov.report.page import report

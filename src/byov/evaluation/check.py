@@ -86,15 +86,15 @@ class Check:
     def __str__(self) -> str:
         lines = []
         if self.at_mean is not None and self.under_draws is not None:
-            draws = f"under {self.samples} draws"
-            lines.append(f"{self.inputs:,} inputs: at μ {written(self.at_mean)}; {draws} {written(self.under_draws)}")
+            at_mean, drawn = formatted(self.at_mean), formatted(self.under_draws)
+            lines.append(f"{self.inputs:,} inputs: at μ {at_mean}; under {self.samples} draws {drawn}")
         moved = "" if self.moved is None else f"; |log σ − log σ₀| {self.moved:.2f}"
         share = f"{self.mutual_information:.2g} nats ({100 * self.share:.1f} % of the entropy)"
         lines.append(f"mutual information {share}; median |μ|/σ {self.snr:.3g}{moved}")
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.sentences)])
 
 
-def written(scores: Mapping[str, float]) -> str:
+def formatted(scores: Mapping[str, float]) -> str:
     """Write accuracy, NLL and ECE with the digits that they are checked for."""
     return f"accuracy {100 * scores['top1']:.1f} %, NLL {scores['nll']:.3f}, ECE {100 * scores['ece']:.1f} %"
 
@@ -132,7 +132,7 @@ def check(
         raise ValueError(f"A check compares draws, so it needs at least two, not samples={samples!r}.")
     if generator is None:
         generator = Generator(device_of(inner)).manual_seed(int(torch.randint(1 << 62, ())))
-    seen, reading = _Seen(samples), Reading(task, output, inner.net)
+    seen, reading = _Accumulated(samples), Reading(task, output, inner.net)
     serving, start = Serving(outer, samples, keep=True, task=task, output=output), generator.get_state()
     for x, labels in _pairs(loader_or_x, y, inner.net if outer is inner else outer):
         generator.set_state(start)  # the same draws for every batch
@@ -140,8 +140,8 @@ def check(
         if found.task not in CLASSES:
             raise ValueError(f"check reads probabilities of classes: a task is one of {CLASSES}, not {found.task!r}.")
         labels = None if labels is None else aligned(labels, serving.reading)
-        seen.take(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
-    return seen.result(inner)
+        seen.update(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
+    return seen.compute(inner)
 
 
 def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
@@ -233,7 +233,7 @@ def _rows(probs: Tensor, dim: int) -> Tensor:
     return probs.movedim(dim, -1).flatten(0, -2).cpu()
 
 
-class _Seen:
+class _Accumulated:
     """What the batches so far say: predictions, labels, and scores under draws resampled from the draws."""
 
     def __init__(self, samples: int) -> None:
@@ -247,7 +247,7 @@ class _Seen:
         self.correct = torch.zeros(RESAMPLED, dtype=torch.float64)
         self.nll = torch.zeros(RESAMPLED, dtype=torch.float64)
 
-    def take(self, at_mean: Tensor, draws: Tensor | None, labels: Tensor | None, dim: int) -> None:
+    def update(self, at_mean: Tensor, draws: Tensor | None, labels: Tensor | None, dim: int) -> None:
         assert draws is not None
         self.inputs += len(at_mean)
         rows, each = _rows(at_mean, dim), torch.stack([_rows(draw, dim) for draw in draws])
@@ -273,7 +273,7 @@ class _Seen:
             self.nll[i] -= of_label.double().log().sum()
             self.correct[i] += (mean.argmax(1) == labels).sum()
 
-    def result(self, model: BayesianModule) -> Check:
+    def compute(self, model: BayesianModule) -> Check:
         if not self.mean:
             raise ValueError("The loader is empty: there is nothing to check.")
         at_mean, drawn = torch.cat(self.mean), torch.cat(self.drawn)

@@ -13,16 +13,16 @@ import torch
 from byov.data import cifar10h
 from byov.data.augmentations import augment
 from byov.data.labelled import labelled
-from byov.evaluation.alignment import both_scales, predictive_std
-from byov.evaluation.convergence import convergence
+from byov.evaluation.agreement import both_scales, human_agreement, predictive_std
+from byov.evaluation.draws import convergence, noise_variance
 from byov.evaluation.gallery import gallery
-from byov.evaluation.humans import human_agreement
 from byov.evaluation.layers import layer_history, per_epoch
-from byov.evaluation.noise import noise_variance
 from byov.evaluation.retrieval import detection, retrieval, run_measures
+from byov.evaluation.rows import which_images
 from byov.files import write_json
 from byov.runs import Reading, Run, open_run
 from byov.runs.run import Pretrained, versions
+from byov.ssl.linear_evaluation import Advance
 
 SHIFTS = ("clean", "gaussian_noise", "salt_and_pepper", "shear", "rotation", "contrast")
 SEVERITY = 3
@@ -45,38 +45,28 @@ def explore(item: str, runs: Sequence[Run], bootstraps: int = 50, ood: str | Non
     return ITEMS[item](runs, bootstraps, ood)
 
 
-def _layers(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    drawn = [run for run in runs if run.q is not None and run.header is not None]
-    found = {run.name: asdict(per_epoch(layer_history(run.header.folder))) for run in drawn if run.header}
-    if not found:
-        raise Inapplicable("None of the runs has a posterior, whose layers could be shown.")
+def _layers(run: Run, bootstraps: int, ood: str | None) -> Found | None:
+    if run.q is None or run.header is None:
+        return None
+    return asdict(per_epoch(layer_history(run.header.folder)))
+
+
+def _convergence(run: Run, bootstraps: int, ood: str | None) -> Found | None:
+    if not run.posterior:
+        return None
+    found, seed, counts = {}, run.reading.seed, range(1, run.reading.samples + 1)
+    for shift in SHIFTS:
+        chance = torch.Generator().manual_seed(seed)
+        images = run.pixels if shift == "clean" else augment(run.pixels.cpu(), shift, SEVERITY, chance)
+        found[shift] = asdict(convergence(run.draws(images), counts, bootstraps, seed))
     return found
 
 
-def _convergence(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    drawn = [run for run in runs if run.posterior]
-    if not drawn:
-        raise Inapplicable("None of the runs has a posterior to draw from, which convergence needs.")
-    found: Found = {run.name: {} for run in drawn}
-    for run in drawn:
-        seed, counts = run.reading.seed, range(1, run.reading.samples + 1)
-        for shift in SHIFTS:
-            chance = torch.Generator().manual_seed(seed)
-            images = run.pixels if shift == "clean" else augment(run.pixels.cpu(), shift, SEVERITY, chance)
-            found[run.name][shift] = asdict(convergence(run.draws(images), counts, bootstraps, seed))
-    return found
-
-
-def _noise(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    found = {}
-    for run in runs:
-        if run.kind == "pretrain" and run.q is not None:
-            images, r = run.pixels[:NOISE_IMAGES].cpu(), run.reading
-            made = noise_variance(run.q, images, samples=r.samples, seed=r.seed, **run.normalisation)
-            found[run.name] = asdict(made)
-    if not found:
-        raise Inapplicable("None of the runs is of byov pretrain with a posterior, whose parts noise goes through.")
-    return found
+def _noise(run: Run, bootstraps: int, ood: str | None) -> Found | None:
+    if run.kind != "pretrain" or run.q is None:
+        return None
+    images, r = run.pixels[:NOISE_IMAGES].cpu(), run.reading
+    return asdict(noise_variance(run.q, images, samples=r.samples, seed=r.seed, **run.normalisation))
 
 
 def _alignment(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
@@ -91,72 +81,78 @@ def _alignment(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     return {"first": first.name, "second": second.name, "alignment": found}
 
 
-def _gallery(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    found = {}
-    for run in runs:
-        measure = "mutual information" if run.posterior else "entropy"
-        uncertainty = run.prediction.mutual_information if run.posterior else run.prediction.entropy
-        assert uncertainty is not None
-        names, mean = run.images.class_names, run.prediction.mean
-        found[run.name] = asdict(gallery(run.images.images, run.labels, names, mean, uncertainty, measure))
-    return found
+def _gallery(run: Run, bootstraps: int, ood: str | None) -> Found:
+    measure = "mutual information" if run.posterior else "entropy"
+    uncertainty = run.prediction.mutual_information if run.posterior else run.prediction.entropy
+    assert uncertainty is not None
+    names, mean = run.images.class_names, run.prediction.mean
+    return asdict(gallery(run.images.images, run.labels, names, mean, uncertainty, measure))
 
 
-def _humans(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    if any(run.data != "cifar10" for run in runs):
+def _humans(run: Run, bootstraps: int, ood: str | None) -> Found:
+    if run.data != "cifar10":
         raise Inapplicable("People's votes are at hand for CIFAR-10 only (CIFAR-10H), and not all runs are of it.")
-    root = runs[0].reading.root
+    root = run.reading.root
     try:
-        votes = cifar10h(None if root is None else str(root))
+        votes = cifar10h(None if root is None else str(root))[run.places]
     except ValueError as error:
         raise Inapplicable(str(error)) from error
-    found = {}
-    for run in runs:
-        assert run.at_mean.entropy is not None
-        uncertainty = {"entropy_at_mean": run.at_mean.entropy}
-        if (drawn := run.under_draws) is not None:
-            measures = ("entropy", "expected_entropy", "mutual_information")
-            uncertainty |= {name: getattr(drawn, name) for name in measures} | {"std": predictive_std(drawn.std)}
-        if isinstance(run, Pretrained):
-            uncertainty |= run_measures(run, run.images.images)[1]
-        probs, votes_here, seed = run.prediction.mean.cpu(), votes[run.places], run.reading.seed
-        made = human_agreement(uncertainty, probs, run.labels, votes_here, 4 * bootstraps, seed)
-        found[run.name] = asdict(made)
-    return found
+    assert run.at_mean.entropy is not None
+    uncertainty = {"entropy_at_mean": run.at_mean.entropy}
+    if (drawn := run.under_draws) is not None:
+        measures = ("entropy", "expected_entropy", "mutual_information")
+        uncertainty |= {name: getattr(drawn, name) for name in measures} | {"std": predictive_std(drawn.std)}
+    if isinstance(run, Pretrained):
+        uncertainty |= run_measures(run, run.images.images)[1]
+    probs = run.prediction.mean.cpu()
+    return asdict(human_agreement(uncertainty, probs, run.labels, votes, 4 * bootstraps, run.reading.seed))
 
 
-def _representation(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
-    found: Found = {}
-    for run in runs:
-        if isinstance(run, Pretrained):
-            r, own = run.reading, run.images
-            sets = [own] if ood is None else [own, labelled(ood, "test", r.root, *run.shape, r.limit, r.seed)]
-            if own.name == sets[-1].name and ood is not None:
-                raise ValueError(f"{run.name} is read on {own.name} itself: --ood takes the name of other images.")
-            made = [run_measures(run, each.images) for each in sets]
-            readings = {
-                each.name: asdict(retrieval(measures, embeddings, each.labels, 4 * bootstraps, r.seed))
-                for each, (embeddings, measures) in zip(sets, made, strict=True)
-                if each.labels is not None
-            }
-            apart = {
-                each.name: detection(made[0][1], measures, 4 * bootstraps, r.seed)
-                for each, (_, measures) in zip(sets[1:], made[1:], strict=True)
-            }
-            found[run.name] = {"posterior": run.posterior, "data": readings, "ood": apart}
-    if not found:
-        raise Inapplicable("None of the runs is of byov pretrain, whose embeddings this is about.")
-    return found
+def _representation(run: Run, bootstraps: int, ood: str | None) -> Found | None:
+    if not isinstance(run, Pretrained):
+        return None
+    r, own = run.reading, run.images
+    sets = [own] if ood is None else [own, labelled(ood, "test", r.root, *run.shape, r.limit, r.seed)]
+    if own.name == sets[-1].name and ood is not None:
+        raise ValueError(f"{run.name} is read on {own.name} itself: --ood takes the name of other images.")
+    made = [run_measures(run, each.images) for each in sets]
+    readings = {
+        each.name: asdict(retrieval(measures, embeddings, each.labels, 4 * bootstraps, r.seed))
+        for each, (embeddings, measures) in zip(sets, made, strict=True)
+        if each.labels is not None
+    }
+    apart = {
+        each.name: detection(made[0][1], measures, 4 * bootstraps, r.seed)
+        for each, (_, measures) in zip(sets[1:], made[1:], strict=True)
+    }
+    return {"posterior": run.posterior, "data": readings, "ood": apart}
 
 
-ITEMS: dict[str, Callable[[Sequence[Run], int, str | None], Found]] = {
-    "layers": _layers,
-    "convergence": _convergence,
-    "noise": _noise,
+Item = Callable[[Sequence[Run], int, str | None], Found]
+
+
+def _of_each(of: Callable[[Run, int, str | None], Found | None], nothing: str = "") -> Item:
+    """Return the item that holds the numbers of each run that has any, by the run's name."""
+
+    def item(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
+        found = {run.name: made for run in runs if (made := of(run, bootstraps, ood)) is not None}
+        if not found:
+            raise Inapplicable(nothing)
+        return found
+
+    return item
+
+
+ITEMS: dict[str, Item] = {
+    "layers": _of_each(_layers, "None of the runs has a posterior, whose layers could be shown."),
+    "convergence": _of_each(_convergence, "None of the runs has a posterior to draw from, which convergence needs."),
+    "noise": _of_each(_noise, "None of the runs is of byov pretrain with a posterior, whose parts noise goes through."),
     "alignment": _alignment,
-    "gallery": _gallery,
-    "humans": _humans,
-    "representation": _representation,
+    "gallery": _of_each(_gallery),
+    "humans": _of_each(_humans),
+    "representation": _of_each(
+        _representation, "None of the runs is of byov pretrain, whose embeddings this is about."
+    ),
 }
 """The items by name; `byov.report.figures.EXPLORED` draws each."""
 
@@ -187,7 +183,7 @@ def explore_runs(
     bootstraps: int,
     out: Path,
     skip: bool = False,
-    advance: Callable[[str, int, int], Any] | None = None,
+    advance: Advance = lambda *_: None,
     ood: str | None = None,
 ) -> Iterator[tuple[str, Found | str]]:
     """Open runs, compute items, write each to OUT/ITEM.json, and give it; with `skip`, the reason it was left out."""
@@ -203,8 +199,7 @@ def explore_runs(
     kept = ("samples", "seed", "limit", "train_limit", "fit_samples")
     settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps, "ood": ood}
     for done, item in enumerate(items):
-        if advance is not None:
-            advance(item, done, len(items))
+        advance(item, done, len(items))
         try:
             found: Found = json.loads(json.dumps(explore(item, runs, bootstraps, ood), allow_nan=False))
         except Inapplicable as error:
@@ -212,12 +207,11 @@ def explore_runs(
                 raise
             yield item, str(error)
             continue
-        protocol = {"settings": settings, "runs": {run.name: _about(run) for run in runs}, "versions": versions()}
+        protocol = {"settings": settings, "runs": {run.name: about(run) for run in runs}, "versions": versions()}
         write_json(out / f"{item}.json", {"what": item, "protocol": protocol, "result": found})
         yield item, found
 
 
-def _about(run: Run) -> Found:
+def about(run: Run) -> Found:
     """Say which weights and which images: the numbers depend on them."""
-    data = {"name": run.images.name, "digest": run.images.digest, "images": len(run.images)}
-    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": data}
+    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": which_images(run.images)}

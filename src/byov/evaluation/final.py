@@ -15,10 +15,10 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes, in_memory
 from byov.data.printable import reason
 from byov.device import choose_device
-from byov.evaluation.check import check, unmoved, written
+from byov.evaluation.check import check, formatted, unmoved
 from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
-from byov.runs import Classifier, Reading, open_run
+from byov.runs import Reading, open_run
 from byov.runs.run import Pretrained, Run
 from byov.ssl.classifiers import KNN
 from byov.ssl.features import features
@@ -84,14 +84,11 @@ def _scores(run: Run) -> list[str]:
         return ["No scores: the test images have other classes than the training images."]
     what = f"{run.recipe.data.name}, {'held out' if run.recipe.data.holdout else 'test'}"
     if run.q is None:
-        probs = Classifier(run.network, **run.normalisation)(data.images.float() / 255).mean
-        return [f"{what}: {len(data):,} inputs: {written(main_scores(probs, data.labels))}"]
-    found = check(run.q, _batches(data, run.normalisation), samples=SAMPLES, generator=_seeded(run))
+        probs = run.predictor(data.images.float() / 255).mean
+        return [f"{what}: {len(data):,} inputs: {formatted(main_scores(probs, data.labels))}"]
+    generator = Generator(run.reading.device).manual_seed(run.reading.seed)
+    found = check(run.q, _batches(data, run.normalisation), samples=SAMPLES, generator=generator)
     return f"{what}: {found}".splitlines()
-
-
-def _seeded(run: Run) -> Generator:
-    return Generator(run.reading.device).manual_seed(run.reading.seed)
 
 
 def _batches(data: ImageSet, normalisation: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:

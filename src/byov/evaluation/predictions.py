@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from byov.data import Batches, FolderSet, ImageSet
 from byov.data.labelled import sized
 from byov.data.printable import printable, reason
 from byov.data.sources import SPLIT_FOLDERS, is_picture, pictures
+from byov.evaluation.rows import which_images
 from byov.files import check_out, replacing
 from byov.prediction import Prediction
 from byov.runs import Run
+from byov.ssl.linear_evaluation import Advance
 
 NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_information")
 
@@ -97,7 +99,7 @@ def predict_all(
     run: Run,
     data: ImageSet | FolderSet,
     root: Path | None = None,
-    advance: Callable[[str, int, int], Any] | None = None,
+    advance: Advance = lambda *_: None,
 ) -> Predictions:
     """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
 
@@ -110,17 +112,15 @@ def predict_all(
     parts = []
     batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
     for batch in batches:
-        if advance is not None:
-            if not rows and run.kind == "pretrain":
-                advance("fitting the probe", 0, len(data))
-                _ = run.predictor  # which is fitted when it is first asked for
-            advance("predicting", len(indices), len(data))
+        if not rows and run.kind == "pretrain":
+            advance("fitting the probe", 0, len(data))
+            _ = run.predictor  # which is fitted when it is first asked for
+        advance("predicting", len(indices), len(data))
         prediction = _predicted(run, batch.images.float() / 255, samples)
         rows.append(_columns(prediction))
         parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
         indices += batch.indices.tolist()
-        if advance is not None:
-            advance("predicting", len(indices), len(data))
+        advance("predicting", len(indices), len(data))
     if not rows:
         first, why = _name(data, 0, root), batches.unreadable[0]
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")
@@ -139,14 +139,11 @@ def predict_all(
 def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
     if not bool(prediction.mean.isfinite().all()):
         raise ValueError("The model's probabilities are not finite for some of the images.")
-    assert prediction.entropy is not None
-    assert prediction.expected_entropy is not None
-    assert prediction.mutual_information is not None
     confidence, predicted = prediction.mean.max(1)
     used = prediction.samples
     draws = used.cpu().numpy() if isinstance(used, Tensor) else np.full(len(predicted), used)
     spread = prediction.std.gather(1, predicted[:, None])[:, 0]
-    found = (confidence, spread, prediction.entropy, prediction.expected_entropy, prediction.mutual_information)
+    found = (confidence, spread, *(getattr(prediction, name) for name in NUMBERS[2:]))
     numbers = {name: values.cpu().numpy() for name, values in zip(NUMBERS, found, strict=True)}
     return {"predicted": predicted.cpu().numpy(), **numbers, "draws": draws}
 
@@ -171,7 +168,7 @@ def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
     r = run.reading
     return {
         "model": {"name": run.name, "kind": run.kind, "digest": run.digest, "posterior": run.posterior},
-        "data": {"name": data.name, "digest": data.digest, "images": len(data)},
+        "data": which_images(data),
         "samples": r.samples,
         "tolerance": r.tolerance,
         "strategy": r.strategy,
@@ -208,21 +205,15 @@ def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
         np.savez_compressed(fresh, **arrays)
 
 
-def _lines(found: Predictions) -> Iterator[list[str]]:
-    """Give the header and the rows; those of unreadable files stand where the files do, so that none is missed."""
-    header = ["input", *([] if found.labels is None else ["label"]), "predicted", *NUMBERS, "draws"]
-    yield header
-    rows = _rows(found)
-    for place in range(len(found) + len(found.unreadable)):
-        if place in found.unreadable:
-            yield [found.unreadable[place][0], *[""] * (len(header) - 1)]
-        else:
-            yield next(rows)
-
-
-def _rows(found: Predictions) -> Iterator[list[str]]:
+def _lines(found: Predictions) -> list[list[str]]:
+    """Return the header and the rows; those of unreadable files stand where the files do, so that none is missed."""
+    lines = []
     for i, name in enumerate(found.inputs):
         truth = [] if found.labels is None else [found.class_names[found.labels[i]]]
         numbers = [f"{found.columns[column][i]:.7g}" for column in NUMBERS]
         predicted = found.class_names[found.columns["predicted"][i]]
-        yield [name, *truth, predicted, *numbers, str(found.columns["draws"][i])]
+        lines.append([name, *truth, predicted, *numbers, str(found.columns["draws"][i])])
+    header = ["input", *([] if found.labels is None else ["label"]), "predicted", *NUMBERS, "draws"]
+    for place, (name, _) in sorted(found.unreadable.items()):
+        lines.insert(place, [name, *[""] * (len(header) - 1)])
+    return [header, *lines]

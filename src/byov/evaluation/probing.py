@@ -11,6 +11,7 @@ import torch
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.device import choose_device
+from byov.evaluation.rows import which_images
 from byov.runs import Reading, open_run
 from byov.runs.reading import Precision
 from byov.runs.run import Pretrained
@@ -75,8 +76,8 @@ def probe_run(
         "run": str(path),
         "split": split,
         "settings": asdict(settings),
-        "train": {"name": train.name, "digest": train.digest, "images": len(train)},
-        "test": {"name": test.name, "digest": test.digest, "images": len(test)},
+        "train": which_images(train),
+        "test": which_images(test),
         "temperatures": result.probe.temperatures,
         "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
         "torch": str(torch.__version__),

@@ -10,12 +10,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from byov.data import ImageSet
+from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
 from byov.files import check_out
 from byov.metrics import functional as metrics
 from byov.pruning import Block, prune, prune_gradually, prune_groups, save_sparse, weights
 from byov.pruning.unstructured import By, Ranking, Scope
-from byov.runs import Classifier, Run
+from byov.runs import Run
 from byov.runs.header import checkpoint_of
 from byov.ssl.classifiers import LinearProbe, linear_probe
 from byov.ssl.features import features
@@ -62,11 +63,8 @@ def reader(
     "fixed" once, on the encoder as it was before pruning, so that nothing at all is retrained; or "refitted" to each.
     """
     if run.kind == "train":
-
-        def read_classifier(net: nn.Module) -> Tensor:
-            return Classifier(net, **run.normalisation)(test.images.float() / 255).mean
-
-        return read_classifier, {"head": "the network's own output layer"}
+        pixels = test.images.float() / 255
+        return lambda net: run.predictor.read(net, pixels), {"head": "the network's own output layer"}
     assert train is not None
     chosen = {key: value for key, value in asdict(ProbeSettings(seed=seed)).items() if key in PROBE_SETTINGS}
 
@@ -80,8 +78,8 @@ def reader(
     def read_probe(net: nn.Module) -> Tensor:
         return (before or fit(net)).probabilities(features(net, test.images, **run.normalisation))
 
-    about = {"name": train.name, "digest": train.digest, "images": len(train)}
-    return read_probe, {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": about}
+    about = {"head": "linear probe at μ", "probe": probing, "settings": chosen, "train": which_images(train)}
+    return read_probe, about
 
 
 def curve(

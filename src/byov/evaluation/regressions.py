@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -15,6 +13,7 @@ from torch import Generator, Tensor
 
 from byov.data.config import Like
 from byov.data.tables import Scale, features
+from byov.evaluation.results import command_line
 from byov.files import check_out, replacing, write_json
 from byov.metrics.functional import log_predictive_density, rmse
 from byov.posterior import BayesianModule
@@ -102,7 +101,7 @@ def evaluate_run(
         "seed": seed,
         "device": device.type,
         "torch": str(torch.__version__),
-        "command": shlex.join(["byov", *sys.argv[1:]]),
+        "command": command_line(),
     }
     write_json(out, {"kind": "byov evaluate, a table", **found})
     return found

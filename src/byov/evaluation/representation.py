@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from byov.evaluation.stages import STAGES, chain, stage_outputs
 from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
 from byov.prediction.resident import Resident, evaluating
@@ -19,6 +18,7 @@ from byov.prediction.result import Moments
 from byov.ssl.features import Encoder, ImageOptions, extract
 from byov.ssl.views import Views
 
+STAGES = ("encoder", "projector", "predictor")
 OVER = ("draws", "augmentations")
 MEASURES = {
     **{f"spread_{stage}": f"spread, {stage}" for stage in STAGES},
@@ -128,6 +128,26 @@ def representation_uncertainty(
         if bad := int((~values.isfinite()).sum()):
             raise ValueError(f"The network's outputs are not finite for {bad} of {len(values)} images.")
     return Representation(embeddings, spread, variance, over, draws)
+
+
+def chain(parts: Sequence[nn.Module], widths: list[int]) -> Callable[[Tensor], Tensor]:
+    """Return a function to the outputs of parts that feed each other, side by side (N, ΣD); it fills in `widths`."""
+
+    def forward(batch: Tensor) -> Tensor:
+        outputs = []
+        for part in parts:
+            batch = part(batch)
+            outputs.append(batch.float().flatten(1))
+        widths[:] = [output.shape[1] for output in outputs]
+        return torch.cat(outputs, dim=1)
+
+    return forward
+
+
+def stage_outputs(parts: Sequence[nn.Module], images: Tensor, **options: Unpack[ImageOptions]) -> tuple[Tensor, ...]:
+    """Compute the outputs (N, D) of parts that feed each other, in float32, with the weights they have now."""
+    widths: list[int] = []
+    return extract(chain(parts, widths), images, **options).split(widths, dim=1)
 
 
 def _parts(model: nn.Module, encoder: Encoder) -> dict[str, nn.Module]:

@@ -1,13 +1,45 @@
-"""Errors of scores by a bootstrap over the test images: how another test set would differ."""
+"""Correlations and scores with errors by a bootstrap over the test images: how another test set would differ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from byov.metrics.functional.calibration import equal_width, top_label
 
 RESAMPLES = 1000
+TENTHS = 10
+
+
+def pearson(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the linear correlation; nan where one of them does not vary."""
+    x, y = x - x.mean(), y - y.mean()
+    size = np.sqrt((x**2).sum() * (y**2).sum())
+    return float((x * y).sum() / size) if size > 0 else float("nan")
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the correlation of ranks, ties at their mean rank."""
+    from scipy.stats import rankdata
+
+    return pearson(rankdata(x), rankdata(y))
+
+
+def with_error(
+    statistic: Callable[[np.ndarray, np.ndarray], float], x: np.ndarray, y: np.ndarray, bootstraps: int, seed: int
+) -> list[float]:
+    """Return a statistic of two numbers for each image, and its standard deviation over images drawn again."""
+    picks = np.random.default_rng(seed).integers(len(x), size=(bootstraps, len(x)))
+    return [statistic(x, y), float(np.nanstd([statistic(x[i], y[i]) for i in picks], ddof=1))]
+
+
+def tenths(uncertainty: Tensor, values: Tensor) -> list[float]:
+    """Return the mean of `values` (N,) in each tenth of the images, from the surest to the least sure."""
+    order = torch.sort(uncertainty, stable=True).indices
+    return [float(part.mean()) for part in values[order].tensor_split(TENTHS) if len(part)]
 
 
 class Resamples:

@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -16,15 +16,14 @@ import torch
 
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
-from byov.evaluation.images import shifts_for, strength_note
 from byov.evaluation.retrieval import without_labels
-from byov.evaluation.rows import Row, evaluate, plan
+from byov.evaluation.rows import Row, corruption_errors, evaluate, plan, shifts_for, strength_note, summarise
 from byov.evaluation.scores import conventions
-from byov.evaluation.summary import corruption_errors, summarise
 from byov.files import REAL, check_out, misfit, read_json, write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
 from byov.runs.run import Pretrained
+from byov.ssl.linear_evaluation import Advance
 from byov.train.config import flatten
 
 KIND = "byov evaluate"
@@ -108,7 +107,7 @@ def evaluate_run(
     bins: int = 15,
     baseline: Path | None = None,
     force: bool = False,
-    advance: Callable[[str, int, int], Any] | None = None,
+    advance: Advance = lambda *_: None,
 ) -> Results:
     """Compute the rows that the file `out` lacks, and write it after each of them.
 
@@ -139,14 +138,14 @@ def evaluate_run(
         rows[row.key] = row
         save()
         following = next((name for name, severity in wanted if (name, severity) not in rows), row.shift)
-        _tell(advance, f"evaluating {following.replace('_', ' ')}", len(rows), len(wanted))
+        advance(f"evaluating {following.replace('_', ' ')}", len(rows), len(wanted))
 
     unread = isinstance(run, Pretrained) and results.representation is None and len(run.images) > 1
     if len(rows) == len(wanted) and not unread:
         if other is not None:
             save()  # a baseline may be new where no row is
         return results
-    _tell(advance, "fitting the probe" if run.kind == "pretrain" else "evaluating", len(rows), len(wanted))
+    advance("fitting the probe" if run.kind == "pretrain" else "evaluating", len(rows), len(wanted))
     if run.reading.temper and isinstance(run.predictor, Probed):
         environment["temperatures"] = run.predictor.probe.temperatures
     r, known = run.reading, results.rows
@@ -154,7 +153,7 @@ def evaluate_run(
     if len(rows) < len(wanted):
         evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
     if isinstance(run, Pretrained) and unread:
-        _tell(advance, "what it knows without labels", len(rows), len(wanted))
+        advance("what it knows without labels", len(rows), len(wanted))
         results.representation = without_labels(run)
         save()
     return results
@@ -203,12 +202,12 @@ def _environment(reading: Reading) -> dict[str, Any]:
     """Say where it is computed: what should not change a result, but might be asked for."""
     place = torch.device(reading.device)
     device = torch.cuda.get_device_name(place) if place.type == "cuda" else f"cpu ({platform.machine()})"
-    return {"device": device, "batch_size": reading.batch_size, "command": shlex.join(["byov", *sys.argv[1:]])}
+    return {"device": device, "batch_size": reading.batch_size, "command": command_line()}
 
 
-def _tell(advance: Callable[[str, int, int], Any] | None, name: str, done: int, total: int) -> None:
-    if advance is not None:
-        advance(name, done, total)
+def command_line() -> str:
+    """Return what was typed, for a file to say it."""
+    return shlex.join(["byov", *sys.argv[1:]])
 
 
 def read(path: Path, advice: str = "name another file") -> dict[str, Any]:

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from byov.evaluation.correlation import bootstrap_error
 from byov.evaluation.representation import representation_uncertainty
+from byov.evaluation.resampling import tenths, with_error
 from byov.metrics.functional.retrieval import auroc_of_errors, retrieval_errors
 from byov.posterior.random import stream
 from byov.runs.run import Pretrained
 from byov.ssl.probe import READ
 
-TENTHS = 10
 AUGMENTED = 3
 """The stream of the augmentations; 0 to 2 are the probe's."""
 
@@ -61,8 +60,7 @@ def retrieval(
     for name, values in measures.items():
         uncertainty = values.detach().double().cpu()
         r_auroc[name] = _auroc_and_error(uncertainty, wrong, bootstraps, seed)
-        order = torch.sort(uncertainty, stable=True).indices
-        curve[name] = [float(part.mean()) for part in right[order].tensor_split(TENTHS) if len(part)]
+        curve[name] = tenths(uncertainty, right)
     return Retrieval(len(wrong), [share, sqrt(share * (1 - share) / len(wrong))], r_auroc, curve)
 
 
@@ -109,12 +107,12 @@ def without_labels(run: Pretrained) -> dict[str, Any]:
 
 def _auroc_and_error(uncertainty: Tensor, wrong: Tensor, bootstraps: int, seed: int) -> list[float] | None:
     """Return an AUROC with its bootstrap error; None where there is nothing to tell."""
-    pair = uncertainty.numpy(), wrong.numpy()
-    value = _auroc(*pair)
-    return None if np.isnan(value) else [value, bootstrap_error(_auroc, *pair, bootstraps, seed)]
+    if wrong.min() == wrong.max():
+        return None
+    return with_error(_auroc, uncertainty.numpy(), wrong.numpy(), bootstraps, seed)
 
 
 def _auroc(uncertainty: np.ndarray, wrong: np.ndarray) -> float:
-    if wrong.min() == wrong.max():
+    if wrong.min() == wrong.max():  # of a resample
         return float("nan")
     return float(auroc_of_errors(torch.from_numpy(uncertainty), torch.from_numpy(wrong)))

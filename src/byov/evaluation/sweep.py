@@ -12,7 +12,7 @@ standard errors of its scores. "differences" are those of the first curve and ea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,16 +23,15 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes
 from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, orders, reader
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
+from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
 from byov.files import check_out
 from byov.pruning import prune
 from byov.pruning.unstructured import Ranking, Scope, check
 from byov.runs import Reading, Run, open_run
+from byov.ssl.linear_evaluation import Advance
 
 KIND = "byov prune sweep"
-
-Advance = Callable[[str, int, int], Any]
-"""Told how far a sweep is: what it prunes, networks done, all networks."""
 
 
 def sweep_runs(
@@ -43,7 +42,7 @@ def sweep_runs(
     probing: Probing | Literal["both"] = "fixed",
     reading: Reading | None = None,
     names: tuple[str, str] | None = None,
-    report: Advance | None = None,
+    report: Advance = lambda *_: None,
     by: Sequence[Ranking] | None = None,
 ) -> dict[str, Any]:
     """Compute the curves of a run by each ranking, and of its twin by magnitude.
@@ -57,7 +56,7 @@ def sweep_runs(
         reading: the split to read, where the data and the model are, and the seed of the probe's held-out part, of
             random pruning and of the resamples that errors come from.
         names: of the run and its twin in the file; their folders' names by default.
-        report: told how far it is.
+        report: told how far it is: what it prunes, networks done, all networks.
         by: the rankings; by default SNR (if it has a posterior), magnitude and random.
     """
     scopes = _several(scope, get_args(Scope), "The scope of pruning is layer, global or both")
@@ -99,7 +98,7 @@ def _about(test: ImageSet, reading: Reading) -> dict[str, Any]:
         "bins": BINS,
         "error": f"standard deviation over {RESAMPLES:,} resamples of the test images",
         "seed": reading.seed,
-        "test": {"name": test.name, "split": reading.split, "digest": test.digest, "images": len(test)},
+        "test": which_images(test) | {"split": reading.split},
         "device": torch.device(reading.device).type,
         "torch": str(torch.__version__),
     }
@@ -114,15 +113,13 @@ def _several(asked: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 class Sweep:
     """The curves of a sweep and their differences, with errors by the same resamples of the images for all."""
 
-    def __init__(
-        self, labels: Tensor, sparsities: tuple[float, ...], seed: int, report: Advance | None, lines: int
-    ) -> None:
+    def __init__(self, labels: Tensor, sparsities: tuple[float, ...], seed: int, report: Advance, lines: int) -> None:
         self.labels, self.sparsities, self.seed, self.report = labels, sparsities, seed, report
         self.done, self.total = 0, lines * len(sparsities)
         self.resamples = Resamples(len(labels), seed)
         self.curves: list[Curve] = []
         self.differences: list[dict[str, Any]] = []
-        self._whole: dict[str, dict[str, Tensor]] = {}
+        self._unpruned: dict[str, dict[str, Tensor]] = {}
         self._first: dict[tuple[str, str], tuple[Curve, list[dict[str, Tensor]]]] = {}
 
     def add(self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope) -> None:
@@ -131,8 +128,7 @@ class Sweep:
         for sparsity in self.sparsities:
             found.append(self._read(run, reads, by, scope, sparsity))
             self.done += 1
-            if self.report is not None:
-                self.report(f"{run.name} by {by}, {scope}", self.done, self.total)
+            self.report(f"{run.name} by {by}, {scope}", self.done, self.total)
         for name in reads:
             about = {"model": run.name, "by": by, "scope": scope, **({"probe": name} if name else {})}
             self._score(about, [probs[name] for probs in found], (scope, name))
@@ -140,12 +136,12 @@ class Sweep:
     def _read(
         self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope, sparsity: float
     ) -> dict[str, Tensor]:
-        if sparsity == 0 and run.name in self._whole:  # the same for every ranking, and a fit each
-            return self._whole[run.name]
+        if sparsity == 0 and run.name in self._unpruned:  # the same for every ranking, and a fit each
+            return self._unpruned[run.name]
         net = prune(run.network, sparsity, by, scope, Prunable(run).where, self.seed).eval()
         found = {name: read(net) for name, read in reads.items()}
         if sparsity == 0:
-            self._whole[run.name] = found
+            self._unpruned[run.name] = found
         return found
 
     def _score(self, about: dict[str, Any], probs: list[Tensor], group: tuple[str, str]) -> None:

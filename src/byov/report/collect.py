@@ -15,14 +15,12 @@ from torch import Tensor, nn
 import byov
 from byov.data.shift import Shift
 from byov.evaluation import results
-from byov.evaluation.convergence import score_convergence
-from byov.evaluation.images import shifts_for
+from byov.evaluation.draws import score_convergence
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
 from byov.evaluation.retrieval import without_labels
-from byov.evaluation.rows import CLEAN, Row, evaluate, plan
+from byov.evaluation.rows import CLEAN, READINGS, Row, evaluate, plan, shifts_for
 from byov.evaluation.scores import main_scores
-from byov.evaluation.summary import READINGS
 from byov.files import read_json, write_json
 from byov.prediction import Prediction
 from byov.report.figures import gallery_entries

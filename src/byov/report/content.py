@@ -9,8 +9,7 @@ from typing import Any
 import byov
 from byov.evaluation.layers import layer_history
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
-from byov.evaluation.rows import CLEAN
-from byov.evaluation.summary import summarise
+from byov.evaluation.rows import CLEAN, summarise
 from byov.report.formatting import GLOSSARY
 from byov.report.groups import Group, each_reading, row_score
 from byov.report.images import calibration, entropy, risk

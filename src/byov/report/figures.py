@@ -11,12 +11,10 @@ import torch
 from torch import Generator
 
 from byov.data import ImageSet
-from byov.evaluation.alignment import LEVELS, Alignment, read_alignment
-from byov.evaluation.convergence import Convergence
+from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
+from byov.evaluation.draws import Convergence, NoiseVariance
 from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mistakes, show
-from byov.evaluation.humans import BINS, MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
-from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.evaluation.sweep import sweep_groups
 from byov.prediction import Prediction
@@ -154,9 +152,10 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
         whiskers = {"elinewidth": 0.9, "ecolor": "0.2"}
         bars.bar(at, heights, 0.92 * width, yerr=errors, color=colour, label=run, error_kw=whiskers)
         best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
-        tenths = [100 * (k + 0.5) / BINS for k in range(BINS)]
+        curve = agreement.curve[best]
+        tenths = [100 * (k + 0.5) / len(curve) for k in range(len(curve))]
         style: dict[str, Any] = {"color": colour, "marker": MARKERS[i], "markersize": 4, "linewidth": 1.3}
-        lines.plot(tenths, agreement.curve[best], label=f"{run}, {MEASURES.get(best, best)}", **style)
+        lines.plot(tenths, curve, label=f"{run}, {MEASURES.get(best, best)}", **style)
     some = next(iter(found.values()))
     lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
     lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from byov.evaluation.rows import CLEAN, Row
-from byov.evaluation.summary import summarise
+from byov.evaluation.rows import CLEAN, Row, summarise
 from byov.report.sources import ReportedRun
 from byov.ssl.registry import OBJECTIVES
 from byov.train.config import flatten

@@ -16,9 +16,8 @@ from byov.evaluation.predictions import Predictions
 from byov.evaluation.pruning import Prunable
 from byov.evaluation.representation import MEASURES
 from byov.evaluation.results import Results, read
-from byov.evaluation.rows import CLEAN
+from byov.evaluation.rows import CLEAN, summarise
 from byov.evaluation.rows import Row as ScoreRow
-from byov.evaluation.summary import summarise
 from byov.evaluation.sweep import sweep_groups
 from byov.overhead import Row
 from byov.posterior.module import BayesianModule

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from byov.evaluation import evaluate, summarise
-from byov.evaluation.images import shifts_for
 from byov.evaluation.pruning import SPARSITIES, Prunable
+from byov.evaluation.rows import shifts_for
 from byov.evaluation.sweep import KIND, advantage, sweep_runs
 from byov.posterior.layout import occurrences
 from byov.report.drawing import COLOURS, canvas, plain, styled
@@ -78,13 +78,8 @@ def figure4(context: Context) -> Outcome:
             part = context.kept(f"shift_{model}_{seed}", asked, partial(_shifted, context, run))
             shifts += [{"model": model, "seed": seed, **row} for row in part["rows"]]
     sweep = {"kind": KIND, "protocol": {"parts": protocols}, "curves": curves}
-    data = {
-        "sweep": sweep,
-        "sigma_spread": spreads,
-        "shifts": shifts,
-        "relative": relative(shifts),
-        "severities": SEVERITIES[context.scale],
-    }
+    data = {"sweep": sweep, "sigma_spread": spreads, "shifts": shifts, "relative": relative(shifts)}
+    data |= {"severities": SEVERITIES[context.scale]}
     seeds = sorted({curve["seed"] for curve in curves})
     note = (
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}; top-1 by a linear probe at μ. Pruned per layer, nothing"
@@ -127,8 +122,7 @@ def sigma_spread(path: Path, context: Context) -> float:
         for parameter, places in occurrences(run.q.point())
         if any(Prunable(run).where(name, module, parameter) for name, module in places)
     }
-    each = [sigma.log().std().item() for name, sigma in run.q.std().items() if name in names]
-    return mean(each)
+    return mean(sigma.log().std().item() for name, sigma in run.q.std().items() if name in names)
 
 
 def _sweep(context: Context, byov: Path, byol: Path, probe: Any, sparsities: Any) -> dict[str, Any]:
@@ -202,10 +196,11 @@ def signs(relative: list[dict[str, Any]]) -> list[Comparison]:
             continue
         better, name = row["shift"] not in WORSE, row["shift"].replace("_", " ")
         for score, words in (("ece", "ECE"), ("reliability", "reliability")):
-            told = f"paper: {'better' if better else 'worse'}; {_same(row[score], better)}"
+            same = (row[score] > 0) == better
+            told = f"paper: {'better' if better else 'worse'}; {'same' if same else 'other'} direction"
             theirs = PAPER.get((row["shift"], score))
             rows.append(Comparison(f"{words} of BYOL minus BYOV, {name}", row[score], theirs, verdict=told))
-            agreeing, count = agreeing + ((row[score] > 0) == better), count + 1
+            agreeing, count = agreeing + same, count + 1
     told = "all signs as the paper has them" if agreeing == count else "not all signs as the paper has them"
     return [*rows, Comparison(f"signs that agree, of {count}", agreeing, count, verdict=told)]
 
@@ -238,10 +233,6 @@ def _gain(curves: list[dict[str, Any]], over: str) -> tuple[float, float | None]
 
 def _ahead(points: float) -> str:
     return "SNR ahead" if points > 0 else "SNR behind"
-
-
-def _same(points: float, better: bool) -> str:
-    return "same direction" if (points > 0) == better else "other direction"
 
 
 @styled

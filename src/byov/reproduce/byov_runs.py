@@ -13,10 +13,10 @@ from typing import Any
 
 from byov.device import choose_device
 from byov.reproduce.experiment import Context, Scale
-from byov.reproduce.recipes import load, load_here, matches, settings_of, trained
+from byov.reproduce.recipes import load_here, settings_of, trained
 from byov.runs import Reading, Run, open_run
 from byov.ssl.pretrain import Pretrain
-from byov.train.config import flatten, to_dict
+from byov.train.config import flatten, load_config, to_dict
 from byov.train.supervised import Supervised
 
 RECIPES: dict[Scale, str] = {"quick": "digits", "full": "cifar10_vit"}
@@ -51,7 +51,7 @@ def _run(
     wanted, keys = flatten(to_dict(recipe)), keys | {change.partition("=")[0].strip() for change in changes}
     for run in context.runs:
         settings = settings_of(run)
-        if settings["kind"] == kind and matches(settings, wanted, keys):
+        if settings["kind"] == kind and all(settings.get(key) == wanted[key] for key in keys):
             return run
     words = ", ".join(f"{key} = {wanted[key]}" for key in sorted(keys))
     raise ValueError(f"None of the runs given is of byov {kind} with {words}: give one, or leave the runs out.")
@@ -59,7 +59,7 @@ def _run(
 
 def own_beta(scale: Scale) -> float:
     """Return the β of a scale's own recipe."""
-    return load(Pretrain, f"{RECIPES[scale]}_byov").posterior.beta_end
+    return load_config(Pretrain, f"{RECIPES[scale]}_byov").posterior.beta_end
 
 
 def about_beta(context: Context) -> str:
@@ -87,7 +87,7 @@ def byol_run(context: Context) -> Path:
 def supervised_twin(context: Context) -> Path:
     """Return a run of supervised Bayes by Backprop with the β of BYOV's recipe (Figure 1b); or the user's."""
     beta = own_beta(context.scale)
-    if context.runs or beta == load(Supervised, f"{RECIPES[context.scale]}_train").posterior.beta_end:
+    if context.runs or beta == load_config(Supervised, f"{RECIPES[context.scale]}_train").posterior.beta_end:
         return supervised(context)
     return supervised(context, "supervised_twin", f"posterior.beta_end={beta}")
 
@@ -111,10 +111,3 @@ def opened(context: Context, runs: Mapping[str, Path], limit: int | None = 2000,
     place = choose_device(context.device)
     how = Reading(seed=context.seed, root=context.root, device=place, limit=limit, trust=context.trust, **reading)
     return [open_run(path, how, name) for name, path in runs.items()]
-
-
-def about(run: Run) -> dict[str, Any]:
-    """Return which weights and images the numbers of a run depend on."""
-    images = run.images
-    data = {"name": images.name, "digest": images.digest, "images": len(images)}
-    return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": data}

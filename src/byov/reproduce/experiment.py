@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
-import shlex
-import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from operator import eq, methodcaller
 from pathlib import Path
 from pkgutil import iter_modules
 from statistics import stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from byov.evaluation.results import command_line
 from byov.files import check_out, read_json, write_json
 from byov.runs import read_header
 
@@ -26,6 +25,8 @@ KIND = "byov reproduce"
 
 Scale = Literal["quick", "full"]
 """`quick` takes minutes on two CPU cores (digits, small tables); `full` is for a GPU (CIFAR, all splits)."""
+Same = Callable[[Any, Any], bool]
+"""Tells whether what was made under one protocol is what another asks for."""
 
 
 class OutOfTime(Exception):
@@ -87,13 +88,7 @@ class Context:
         if self.minutes_left is not None and self.minutes_left <= 0:
             raise OutOfTime("The time is up.")
 
-    def find(
-        self,
-        name: str,
-        protocol: dict[str, Any],
-        defaults: dict[str, Any] | None = None,
-        unused: Collection[str] = (),
-    ) -> dict[str, Any] | None:
+    def find(self, name: str, protocol: dict[str, Any], same: Same = eq) -> dict[str, Any] | None:
         """Return what `kept` has kept under a name and protocol; None where there is nothing."""
         path = self.out / "parts" / f"{name}.json"
         if not path.is_file():
@@ -101,31 +96,24 @@ class Context:
         before = read_json(path)
         if not isinstance(before, dict) or "result" not in before:
             raise ValueError(f"{path} is damaged: remove it, and its part is measured again.")
-        same = same_protocol(before.get("protocol"), self._asked(protocol), defaults, unused)
-        return before["result"] if same else None
+        return before["result"] if same(before.get("protocol"), self._whole_protocol(protocol)) else None
 
     def kept(
-        self,
-        name: str,
-        protocol: dict[str, Any],
-        make: Callable[[], dict[str, Any]],
-        defaults: dict[str, Any] | None = None,
-        unused: Collection[str] = (),
+        self, name: str, protocol: dict[str, Any], make: Callable[[], dict[str, Any]], same: Same = eq
     ) -> dict[str, Any]:
-        """Return `make()`, or what it returned in an earlier run of the same protocol.
+        """Return `make()`, or what it returned in an earlier run of the `same` protocol.
 
-        So an interrupted experiment continues. A setting that an older protocol lacks had its value in `defaults`;
-        `unused` ones may differ.
+        So an interrupted experiment continues.
         """
-        before = self.find(name, protocol, defaults, unused)
+        before = self.find(name, protocol, same)
         if before is not None:
             return before
         self.check_time()
         result = plain(make())
-        write_json(self.out / "parts" / f"{name}.json", {"protocol": self._asked(protocol), "result": result})
+        write_json(self.out / "parts" / f"{name}.json", {"protocol": self._whole_protocol(protocol), "result": result})
         return result
 
-    def _asked(self, protocol: dict[str, Any]) -> dict[str, Any]:
+    def _whole_protocol(self, protocol: dict[str, Any]) -> dict[str, Any]:
         return plain({"seed": self.seed, "scale": self.scale, **protocol})
 
     def protocol(self) -> dict[str, Any]:
@@ -172,16 +160,6 @@ def contexts(
     return {name: replace(common, out=out / name) for name in names}
 
 
-def same_protocol(
-    before: Any, asked: dict[str, Any], defaults: dict[str, Any] | None = None, unused: Collection[str] = ()
-) -> bool:
-    """Tell whether what was made under one protocol is what another asks for, but for `unused` settings."""
-    if not isinstance(before, dict):
-        return False
-    known = {key: value for key, value in plain(defaults or {}).items() if key in asked}
-    return all((known | before).get(key, ...) == asked.get(key, ...) for key in {*before, *asked} - {*unused})
-
-
 def standard_error(values: list[float]) -> float | None:
     """Return the standard error of a mean; None for a single value."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
@@ -189,15 +167,7 @@ def standard_error(values: list[float]) -> float | None:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON reads it back; arrays and tensors become lists, and numbers that are not finite None."""
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return json.loads(json.dumps(value))
+    return json.loads(json.dumps(value, default=methodcaller("tolist")), parse_constant=lambda _: None)
 
 
 # The list of experiments
@@ -293,7 +263,7 @@ def run(experiment: Experiment, context: Context) -> dict[str, Any]:
         save(outcome.figure, context.out / "figure", bbox_inches="tight")
     # How long it took is no result: beside it, so that the same seed gives the same file.
     about = {
-        "command": shlex.join(["byov", *sys.argv[1:]]),
+        "command": command_line(),
         "seconds": round(monotonic() - start, 1),
         "machine": platform.machine(),
     }

@@ -68,14 +68,14 @@ def about(found: Readings, paper: str) -> str:
     )
 
 
-def last(reading: dict[str, Any]) -> dict[str, float]:
+def under_all_draws(reading: dict[str, Any]) -> dict[str, float]:
     """Return the scores under all draws; a plain network's only ones."""
     return reading["by_draws"][max(reading["by_draws"], key=int)]
 
 
-def of(found: Readings, method: str, key: str) -> float:
+def score_of(found: Readings, method: str, key: str) -> float:
     """Return a score of a method under all draws, mean over seeds."""
-    return mean(last(reading)[key] for reading in found[method])
+    return mean(under_all_draws(reading)[key] for reading in found[method])
 
 
 def _percent(quantity: str, shares: Sequence[float], paper: float | None = None) -> Comparison:
@@ -109,7 +109,7 @@ def table(
         name = label(found, method)
         more, theirs = 100 * (found[method][0]["parameters"] / base - 1), overhead.get(row(found, method))
         rows.append(Comparison(f"{name}: overhead %", more, theirs))
-        rows += _scored(name, [last(reading) for reading in found[method]], paper.get(row(found, method)))
+        rows += _scored(name, [under_all_draws(reading) for reading in found[method]], paper.get(row(found, method)))
         stacked = [reading["stacked"] for reading in found[method] if reading.get("stacked")]
         for key in ("top1", "ece") if stacked else ():
             rows.append(_percent(f"{name}, stacked: {COLUMNS[key]}", [each[key] for each in stacked]))
@@ -121,9 +121,9 @@ def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
     rows = []
     for method in beside(found, ("ecmp", "emp", "dropout")):
         name, theirs = label(found, method), paper[row(found, method)]
-        ratio, its = of(found, method, "ece") / of(found, "vanilla", "ece"), theirs[2] / paper["vanilla"][2]
+        ratio, its = score_of(found, method, "ece") / score_of(found, "vanilla", "ece"), theirs[2] / paper["vanilla"][2]
         rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, its, verdict=holds(ratio < 1, its < 1)))
-        gain = 100 * (of(found, method, "top1") - of(found, "vanilla", "top1"))
+        gain = 100 * (score_of(found, method, "top1") - score_of(found, "vanilla", "top1"))
         gained = theirs[1] - paper["vanilla"][1]
         verdict = holds(gain >= 0, gained >= 0)
         rows.append(Comparison(f"{name}: top-1 over vanilla's, points", gain, gained, verdict=verdict))
@@ -145,7 +145,6 @@ def table6(context: Context) -> Outcome:
 
 # Tables 9 to 11 and Figure 6: over the number of draws
 
-BOTH = f"{RESNET} and {PYRAMIDNET}"
 SLIGHT = 0.5
 """Points of ECE that are no significant difference; the paper's own are at most 0.15."""
 
@@ -179,7 +178,7 @@ def gains(found: Readings, method: str) -> list[Comparison]:
     return rows
 
 
-def _over(context: Context, methods: tuple[str, ...], place: str) -> Outcome:
+def _by_number_of_draws(context: Context, methods: tuple[str, ...]) -> Outcome:
     """Compare all scores of one method at each S, or whether draws improve the calibration of several."""
     found = readings(context, in_rows(("vanilla", *methods)))
     shown = beside(found, methods)
@@ -190,19 +189,17 @@ def _over(context: Context, methods: tuple[str, ...], place: str) -> Outcome:
         each = by_draws(found, method) if len(methods) == 1 else gains(found, method)
         several = len(shown) > 1
         rows += [replace(r, quantity=f"{label(found, method)}: {r.quantity}") if several else r for r in each]
-    return Outcome({"readings": found}, rows, _over_draws(found, shown), about(found, place))
+    note = about(found, f"{RESNET} and {PYRAMIDNET}")
+    return Outcome({"readings": found}, rows, _draw_by_number_of_draws(found, shown), note)
 
 
-for _name, _methods, _place, _title in (
-    ("table9", ("emp",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
-    ("table10", ("ecmp",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
-    ("table11", ("dropout",), BOTH, "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
-    (
-        *("figure6", ("emp", "ecmp", "dropout"), BOTH),
-        "Calibration over the number of draws, for EMP, ECMP and dropout",
-    ),
+for _name, _methods, _title in (
+    ("table9", ("emp",), "The effect of the number of draws S = 1, 20, 100, 200: EMP"),
+    ("table10", ("ecmp",), "The effect of the number of draws S = 1, 20, 100, 200: ECMP"),
+    ("table11", ("dropout",), "The effect of the number of draws S = 1, 20, 100, 200: dropout"),
+    ("figure6", ("emp", "ecmp", "dropout"), "Calibration over the number of draws, for EMP, ECMP and dropout"),
 ):
-    experiment(f"patching/{_name}", _title)(partial(_over, methods=_methods, place=_place))
+    experiment(f"patching/{_name}", _title)(partial(_by_number_of_draws, methods=_methods))
 
 
 STYLE: dict[str, dict[str, Any]] = {
@@ -223,7 +220,7 @@ def _style(found: Readings, method: str) -> dict[str, Any]:
 
 
 @styled
-def _over_draws(found: Readings, methods: Sequence[str]) -> Figure:
+def _draw_by_number_of_draws(found: Readings, methods: Sequence[str]) -> Figure:
     """Draw ECE over S, a line for each method, vanilla dashed."""
     figure, [[axes]] = canvas(5.0, 3.4)
     for method in methods:
@@ -232,7 +229,7 @@ def _over_draws(found: Readings, methods: Sequence[str]) -> Figure:
         errors = [standard_error(values) or 0.0 for values in each]
         style = {**_style(found, method), "markersize": 4, "label": label(found, method)}
         axes.errorbar(draws, [mean(values) for values in each], yerr=errors, **style)
-    axes.axhline(100 * of(found, "vanilla", "ece"), color="black", linestyle="--", label="vanilla")
+    axes.axhline(100 * score_of(found, "vanilla", "ece"), color="black", linestyle="--", label="vanilla")
     axes.set_xscale("log")
     axes.set_xticks([1, 20, 100, 200], ["1", "20", "100", "200"])
     axes.minorticks_off()
@@ -263,7 +260,7 @@ def draw_curves(found: Readings, methods: Sequence[str]) -> Figure:
     figure, [[axes]] = canvas(4.4, 4.2)
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
     for method in methods:
-        name = f"{label(found, method)}, ECE {100 * of(found, method, 'ece'):.1f} %"
+        name = f"{label(found, method)}, ECE {100 * score_of(found, method, 'ece'):.1f} %"
         axes.plot(*curve(found[method]), **_style(found, method), markersize=4, linewidth=1.2, label=name)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
     axes.legend(loc="best")
@@ -275,23 +272,25 @@ def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], p
     shown = beside(found, methods)
     rows = []
     for name in shown:
-        ours, theirs = 100 * of(found, name, "ece"), paper[row(found, name)][2]
-        verdict = ""
-        if name != "vanilla":
-            better = (ours < 100 * of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])
-            verdict = "better calibrated than vanilla" if better else "not better calibrated than vanilla"
+        ours, theirs = 100 * score_of(found, name, "ece"), paper[row(found, name)][2]
+        better = (ours < 100 * score_of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])
+        told = f"{'' if better else 'not '}better calibrated than vanilla"
+        verdict = "" if name == "vanilla" else told
         rows.append(Comparison(f"{label(found, name)}: ECE %", ours, theirs, verdict=verdict))
     curves = {name: dict(zip(("confidence", "accuracy"), curve(found[name]), strict=True)) for name in shown}
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-for _name, _curved, _paper, _place, _title in (
-    ("figure4", SHOWN, TABLE4, RESNET, "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)"),
-    ("figure5", SHOWN, TABLE6, PYRAMIDNET, "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)"),
-    (
-        *("figure7", ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET),
-        "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)",
-    ),
-):
-    _run = partial(_curves, methods=_curved, paper=_paper, place=_place)
-    experiment(f"patching/{_name}", _title)(_run)
+@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
+def figure4(context: Context) -> Outcome:
+    return _curves(context, SHOWN, TABLE4, RESNET)
+
+
+@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
+def figure5(context: Context) -> Outcome:
+    return _curves(context, SHOWN, TABLE6, PYRAMIDNET)
+
+
+@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
+def figure7(context: Context) -> Outcome:
+    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)

@@ -12,8 +12,7 @@ from torch import Generator, Tensor, nn
 
 from byov.data.labelled import labelled
 from byov.data.shift import SEVERITIES
-from byov.evaluation.images import shifts_for
-from byov.evaluation.rows import CLEAN, plan, shifted
+from byov.evaluation.rows import CLEAN, plan, shifted, shifts_for
 from byov.evaluation.scores import PAPER_BINS, PAPER_MIN_COUNT
 from byov.metrics import functional as metrics
 from byov.posterior import BayesianModule

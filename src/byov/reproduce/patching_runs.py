@@ -22,11 +22,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from byov.reproduce.experiment import Context, Scale
+from byov.reproduce.experiment import Context, Scale, plain
 from byov.reproduce.patching_reading import PROTOCOL, read
-from byov.reproduce.recipes import PLACE, load, load_here, runs_folder, settings_of, trained
+from byov.reproduce.recipes import PLACE, load_here, runs_folder, settings_of, trained
 from byov.runs import read_header
-from byov.train.config import flatten, to_dict
+from byov.train.config import flatten, load_config, to_dict
 from byov.train.supervised import Supervised
 
 Readings = dict[str, list[dict[str, Any]]]
@@ -84,7 +84,7 @@ def recipe(context: Context, method: str) -> Supervised:
     if method not in METHODS:
         raise ValueError(f"A method is one of {', '.join(METHODS)}, not {method!r}.")
     chosen, name = METHODS[method], f"{RECIPES[context.scale]}_{METHODS[method].recipe}"
-    epochs = load(Supervised, name).train.epoch_count * chosen.epochs
+    epochs = load_config(Supervised, name).train.epoch_count * chosen.epochs
     changes = (f"posterior.{change}" for change in chosen.changes)
     return load_here(context, Supervised, name, *changes, f"train.epochs={epochs}")
 
@@ -94,7 +94,7 @@ def seeds(context: Context) -> range:
     return range(context.seed, context.seed + SEEDS[context.scale])
 
 
-def _asked(context: Context, method: str) -> dict[str, Any]:
+def _reading_protocol(context: Context, method: str) -> dict[str, Any]:
     """Return what a reading depends on: how the network was trained and is read. Not where: it outlives its run."""
     settings = flatten(to_dict(recipe(context, method)))
     return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
@@ -115,6 +115,14 @@ def _defaults() -> dict[str, Any]:
     return flatten(to_dict(Supervised()))
 
 
+def same_reading(before: Any, asked: dict[str, Any]) -> bool:
+    """Tell whether a reading's protocol is the one asked for: a setting that it lacks had its default."""
+    if not isinstance(before, dict):
+        return False
+    known = {key: value for key, value in plain(_defaults()).items() if key in asked}
+    return all((known | before).get(key, ...) == asked.get(key, ...) for key in {*before, *asked} - {*GAUSSIANS})
+
+
 def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
     """Return what the network of a method and seed scores; trained and read once, and kept beside the runs."""
     own = replace(context, seed=seed)
@@ -125,14 +133,14 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
         return read(run, context, METHODS[method].label)
 
     shared = replace(own, out=runs_folder(context))
-    found = shared.kept(f"{method}_seed{seed}", _asked(own, method), make, _defaults(), GAUSSIANS)
+    found = shared.kept(f"{method}_seed{seed}", _reading_protocol(own, method), make, same_reading)
     return {**found, "seed": seed, "label": METHODS[method].label, "row": METHODS[method].row or method}
 
 
 def is_read(context: Context, method: str, seed: int) -> bool:
     """Tell whether there is a reading of that method and seed; its run may be gone."""
     shared = replace(context, out=runs_folder(context), seed=seed)
-    return shared.find(f"{method}_seed{seed}", _asked(shared, method), _defaults(), GAUSSIANS) is not None
+    return shared.find(f"{method}_seed{seed}", _reading_protocol(shared, method), same_reading) is not None
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> Readings:

@@ -1,11 +1,7 @@
-"""The recipes that experiments train by, and their runs: trained once, resumed where they stopped, found again after.
-
-load(Pretrain, "digits_byov", "train.epochs=5")     recipes/digits_byov.toml with a setting of one's own
-"""
+"""The recipes that experiments train by, and their runs: trained once, resumed where they stopped, found again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,16 +22,11 @@ PLACE = {"train.accelerator", "train.devices", *FREE}
 """Settings that say where a run was trained: they do not make it another one."""
 
 
-def load(kind: type[T], name: str, *changes: str) -> T:
-    """Load a recipe of the repository with changes such as "train.epochs=5" on top."""
-    return load_config(kind, name, changes)
-
-
 def load_here(context: Context, kind: type[T], name: str, *changes: str) -> T:
-    """Load a recipe for a context: with its seed, device and data folder, and its changes last."""
-    place = [f"train.accelerator={choose_device(context.device).type}", "train.devices=1"]
+    """Load a recipe of the repository for a context: with its seed, device and data folder, and its changes last."""
+    place: list[str] = [f"train.accelerator={choose_device(context.device).type}", "train.devices=1"]
     place += [] if context.root is None else [f"data.root={context.root}"]
-    return load(kind, name, f"train.seed={context.seed}", *place, *changes, *context.changes)
+    return load_config(kind, name, [f"train.seed={context.seed}", *place, *changes, *context.changes])
 
 
 def runs_folder(context: Context) -> Path:
@@ -70,8 +61,3 @@ def settings_of(run: Path) -> dict[str, Any]:
     """Return what a run was trained by: its recipe by dotted key, and its "kind"."""
     header = read_header(run)
     return {**flatten(header.config), "kind": header.kind}
-
-
-def matches(settings: dict[str, Any], recipe: dict[str, Any], keys: Iterable[str]) -> bool:
-    """Tell whether a run has a recipe's settings at some keys."""
-    return all(settings.get(key) == recipe[key] for key in keys)
