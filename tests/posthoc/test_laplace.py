@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
-from byov.posthoc.evidence import RANGE
-from byov.posthoc.held_out import climb
+from byov.posthoc.evidence import RANGE, climb
 
 
 def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
