@@ -19,8 +19,8 @@ from byov.evaluation.scores import scores
 from byov.metrics.functional import r_auroc, recall_at_1, risk_coverage
 from byov.report import collect as collecting
 from byov.report import page as pages
+from byov.report.content import about
 from byov.report.formatting import abbr, cell, signed
-from byov.report.overview import about
 from byov.report.page import LIMIT, as_script, render, report
 from byov.runs import open_run
 from byov.runs.run import Pretrained, Run
