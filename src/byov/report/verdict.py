@@ -11,7 +11,7 @@ from math import floor, log10
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score, twin
-from byov.report.intervals import Hits, Interval, estimate, mean_error, over_images, over_pairs, over_seeds, wilson
+from byov.report.intervals import Hits, Interval, estimate, mean_error, over_images, over_seeds, wilson
 from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
@@ -132,7 +132,7 @@ def decide(first: Side, second: Side, score: str, clean: bool) -> Decision | Non
 def _difference(first: Side, second: Side, score: str, clean: bool, theirs: list[float], ours: list[float]) -> Interval:
     """Estimate second − first with the best interval there is: over seeds, over images, or none."""
     if len(ours) > 1 and len(theirs) > 1:
-        return (over_pairs if first.group is second.group else over_seeds)(theirs, ours)
+        return over_seeds(theirs, ours, paired=first.group is second.group)
     left, right = first.hits(clean), second.hits(clean)
     value = mean_error(ours)[0] - mean_error(theirs)[0]
     if score == "ece" and left and right:
