@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import Generator, Tensor, nn
@@ -100,3 +101,19 @@ class CausalLM(nn.Module):
 
 class CausalLMOutput(dict[str, Tensor]):
     """What such a model returns, by its name."""
+
+
+def bert() -> Any:
+    """A classifier of Transformers without dropout, of three classes and 30 words."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=8, num_labels=3, **small, **still)
+    return transformers.BertForSequenceClassification(config)
+
+
+def lora() -> Any:
+    """The same with PEFT's adapters on queries and values."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0)
+    return peft.get_peft_model(bert(), config)

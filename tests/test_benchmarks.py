@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,38 +17,39 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = ("--device", "cpu", "--threads", "1", "--tiny")
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "all.py"), *TINY, *map(str, words)]
+def run(*words: object, script: str = "all.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", str(FOLDER / script), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
 
 
+def measured(file: Path, *words: object) -> tuple[dict[str, Any], dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Measure some rows; return the rows by name, the measurements that are kept, and the process."""
+    done = run(*TINY, "--json", file, *words)
+    assert done.returncode in (0, 1), done.stderr  # these sizes say nothing about the bar
+    content = json.loads(file.read_text())
+    return {row["row"]: row for row in content["rows"]}, content["measurements"], done
+
+
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     file = tmp_path / "all.json"
-    first = run("--json", file, "--only", "draws-vit-ti4")
-    assert first.returncode in (0, 1), first.stderr  # these sizes say nothing about the bar
-    before = json.loads(file.read_text())
-    rows = {row["row"]: row for row in before["rows"]}
-    assert list(before["measurements"]) == ["draws"]
+    rows, before, first = measured(file, "--only", "draws-vit-ti4")
+    assert list(before) == ["draws"]
+    assert set(before["draws"]["ratio"]) == {"draws", "draws by predict"}
     assert rows["draws-vit-ti4"]["status"] == ("pass" if rows["draws-vit-ti4"]["value"] <= 1.10 else "MISSED")
-    assert set(before["measurements"]["draws"]["ratio"]) == {"draws", "draws by predict"}
     assert first.returncode == int(rows["draws-vit-ti4"]["status"] == "MISSED")
     assert rows["regression"]["status"] == "not measured yet"
 
-    second = run("--json", file, "--only", "draws-vit-ti4", "regression")
-    after = json.loads(file.read_text())
-    assert after["measurements"]["draws"] == before["measurements"]["draws"]
-    ratio = after["measurements"]["regression"]["ratio"]["looped"]["median"]
-    assert {row["row"]: row for row in after["rows"]}["regression"]["value"] == ratio > 0
+    rows, after, second = measured(file, "--only", "draws-vit-ti4", "regression")
+    assert after["draws"] == before["draws"]
+    assert rows["regression"]["value"] == after["regression"]["ratio"]["looped"]["median"] > 0
     assert "regression MLP, looped ÷ batched" in second.stdout
 
 
 def test_rows_in_processes_of_their_own_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, turns = tmp_path / "all.json", tmp_path / "turns"
+    turns = tmp_path / "turns"
     monkeypatch.setenv("BYOV_TURNS", str(turns))
-    done = run("--json", file, "--together", "--only", "draws-vit-ti4", "regression")
-    assert done.returncode in (0, 1), done.stderr
-    kept = json.loads(file.read_text())["measurements"]
+    _, kept, _ = measured(tmp_path / "all.json", "--together", "--only", "draws-vit-ti4", "regression")
     assert set(kept) == {"draws", "regression"}
     assert kept["regression"]["ratio"]["looped"]["median"] > 0
     assert len(list(turns.glob("ready_*"))) == 2
@@ -54,13 +57,9 @@ def test_rows_in_processes_of_their_own_are_gathered(tmp_path: Path, monkeypatch
 
 
 def test_the_rows_of_a_gpu_run_on_a_cpu_in_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "all.json"
-    done = run(
-        "--as-cuda", "--json", file, "--only", "gaussian-vit-s16", "emp-resnet18", "memory-vit-s16", "head-vit-s16"
-    )
-    assert done.returncode in (0, 1), done.stderr
-    rows = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
-    for name in ("gaussian-vit-s16", "emp-resnet18", "head-vit-s16"):
+    names = ("gaussian-vit-s16", "emp-resnet18", "head-vit-s16")
+    rows, _, _ = measured(tmp_path / "all.json", "--as-cuda", "--only", *names, "memory-vit-s16")
+    for name in names:
         assert rows[name]["status"] in ("pass", "MISSED")
         assert rows[name]["value"] > 0
     assert "by predict" in rows["head-vit-s16"]["note"]
@@ -68,10 +67,7 @@ def test_the_rows_of_a_gpu_run_on_a_cpu_in_its_place(tmp_path: Path) -> None:
 
 
 def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
-    command = [sys.executable, "-W", "ignore", str(FOLDER / "kernels.py"), "vit_ti4", "--tiny", "--top", "3"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=1800, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = run("vit_ti4", "--tiny", "--top", "3", script="kernels.py")
     assert done.returncode == 0, done.stderr
     for name in ("deterministic", "byov Gaussian"):
         _, _, part = done.stdout.partition(f"{name}, vit_ti4, batch 4:")
@@ -82,12 +78,14 @@ def test_kernels_of_a_step_are_listed_for_both_contenders() -> None:
         assert times[3] >= sum(times[:3]) - 0.01
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    import all as command  # benchmarks/all.py
 
-    return command
+
+@pytest.fixture
+def command() -> ModuleType:
+    return import_module("all")  # benchmarks/all.py
 
 
 def test_what_is_asked_wrongly_is_refused(
@@ -143,7 +141,6 @@ def test_the_networks_of_the_table_are_plain_ones_of_the_sizes_they_are_named_fo
 
 
 def test_draws_are_timed_beside_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     import predict  # benchmarks/predict.py
     import torch
 
@@ -154,8 +151,7 @@ def test_draws_are_timed_beside_as_many_passes(monkeypatch: pytest.MonkeyPatch) 
     assert (found["ratio"]["loop"]["median"], found["ratio"]["vmap"]["median"]) == (2.0, 1.5)
 
 
-def test_a_cliff_is_more_than_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+def test_a_cliff_is_more_than_in_proportion() -> None:
     from growth import cliffs
 
     def sweep(ms: list[float], mib: list[float]) -> dict[str, dict]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_networks import bert, lora
 from torch import nn
 from torch.testing import assert_close
 
@@ -21,18 +22,6 @@ accelerate = pytest.importorskip("accelerate")
 IDS = torch.randint(3, 30, (12, 5), generator=torch.Generator().manual_seed(0))
 DATA = [{"input_ids": ids, "labels": int(ids[0]) % 3, "row": i} for i, ids in enumerate(IDS)]
 X = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-
-
-def bert() -> Any:
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=8, num_labels=3, **small, **still)
-    return transformers.BertForSequenceClassification(config)
-
-
-def lora(**more: Any) -> Any:
-    config = peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0, **more)
-    return peft.get_peft_model(bert(), config)
 
 
 def arguments(folder: Path, **more: Any) -> Any:

@@ -1,18 +1,56 @@
-"""The front of the command line: its help and its version, and how little they need."""
+"""The front of the command line: its help and its version, how little they need, and how it ends."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import byov
-from byov.cli import VERBS, app
+from byov.cli import VERBS, app, main
 
-VERB = {verb: typer.main.get_command(app).commands[verb] for verb in VERBS}  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def words(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_help_names_every_verb(call: Any) -> None:
+    status, out, _ = call("--help")
+    assert status == 0
+    assert set(COMMANDS) == set(VERBS)
+    for verb, command in COMMANDS.items():
+        assert verb in out
+        assert " ".join(command.help.split()[:4]) in words(out)
+    assert call("-h")[1] == out
+    assert "Usage:" in (bare := "".join(call()[1:]))  # no verb at all
+    assert all(verb in bare for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_names_all_it_takes_in_whole_sentences(call: Any, verb: str) -> None:
+    """Each begins with a verb in the imperative, and ends with a full stop; the first may be a question."""
+    status, out, _ = call(verb, "--help")
+    assert status == 0
+    texts = {verb: COMMANDS[verb].help.split("\n\n")[0]}
+    for parameter in COMMANDS[verb].params:
+        if parameter.name != "help":
+            names = parameter.opts if parameter.param_type_name == "option" else [parameter.name]
+            assert all(name in words(out) for name in names), parameter.name
+            texts[parameter.name] = parameter.help
+    for name, text in texts.items():
+        assert text, name
+        assert all(word in words(out) for word in text.split()[:3]), text
+        assert re.fullmatch(r"[A-Z].*(\.|…\.|\?)", words(text)), (name, text)
+        first = text.split()[0].rstrip(",:")
+        assert first not in {"The", "A", "An", "Of", "Such", "How", "What", "Where", "Which", "In"}, (name, text)
 
 
 @pytest.mark.parametrize("word", ["--help", "--version", "pretrain --help"])
@@ -29,22 +67,19 @@ def test_help_and_version_import_no_torch(word: str) -> None:
     assert (f"byov {byov.__version__}" in done.stdout) == (word == "--version")
 
 
-def test_the_parts_and_names_of_the_package_are_found_when_asked_for() -> None:
-    code = (
-        "import sys, byov; assert 'torch' not in sys.modules; byov.posterior.bayesianize is byov.bayesianize or 1 / 0"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
-    assert {"Gaussian", "predict", "posterior"} <= set(dir(byov))
-    assert all(hasattr(byov, name) for name in byov.__all__)
+def test_python_m_byov(tmp_path: Path) -> None:
+    """The status and the sentence as a shell sees them; markup in a path is no markup."""
+    (tmp_path / "[b]taken[/c]").mkdir(parents=True)
+    command = [sys.executable, "-m", "byov", "overhead", "resnet18", "--json", "[b]taken[/c]"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "byov: [b]taken[/c] is a folder: --json takes the name of a file.\n"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_texts_are_whole_sentences(verb: str) -> None:
-    """Each begins with a verb in the imperative, and ends with a full stop; the first may be a question."""
-    texts = {p.name: p.help for p in VERB[verb].params if p.name != "help"}
-    texts |= {"": " ".join(VERB[verb].help.split("\n\n")[0].split())}
-    for name, text in texts.items():
-        assert text, name
-        assert re.fullmatch(r"[A-Z].*(\.|…\.|\?)", " ".join(text.split())), (name, text)
-        first = text.split()[0].rstrip(",:")
-        assert first not in {"The", "A", "An", "Of", "Such", "How", "What", "Where", "Which", "In"}, (name, text)
+def test_what_is_our_fault_ends_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug is not to be mistaken for bad input."""
+    monkeypatch.setattr("byov.evaluation.probing.probe_run", lambda *_, **__: {}["bug"])
+    monkeypatch.setattr(sys, "argv", ["byov", "probe", "anywhere"])
+    with pytest.raises(KeyError, match="bug"):
+        main()

@@ -132,33 +132,6 @@ def test_command_prints_the_table_and_writes_it(call, tmp_path: Path) -> None:
     saved = json.loads(target.read_text())
     assert (saved["model"], saved["k"]) == ("resnet18", 5)
     assert [Row(**row) for row in saved["rows"]] == overhead(build("resnet18", None))
+    assert call("overhead", "resnet18", "--json", target, "--force")[0] == 0
     ten_classes = f"{11_689_512 - 990 * 513:,}"  # only the output layer changes
     assert ten_classes in call("overhead", "resnet18", "--classes", 10)[1]
-
-
-def test_command_never_overwrites_unasked(call, tmp_path: Path) -> None:
-    target = tmp_path / "table.json"
-    target.write_text("mine")
-    status, _, err = call("overhead", "table3_mlp", "--json", target)
-    assert status == 2
-    assert "choose another --json" in err
-    assert target.read_text() == "mine"
-    assert call("overhead", "table3_mlp", "--json", target, "--force")[0] == 0
-    assert json.loads(target.read_text())["model"] == "table3_mlp"
-    assert call("overhead", "table3_mlp", "--json", tmp_path)[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["resnet81"], "resnet18"),
-        (["hub:resnet18"], "timm:"),
-        (["resnet18", "--on", "norms"], "not 'norms'"),
-        (["resnet18", "--k", "1"], "at least 2"),
-    ],
-)
-def test_command_tells_bad_input_in_one_sentence(call, words: list[str], message: str) -> None:
-    status, out, err = call("overhead", *words)
-    assert status == 2
-    assert message in err
-    assert "Traceback" not in out + err

@@ -9,7 +9,11 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import typer
 from PIL import Image
+
+from byov.cli import VERBS, app
+from byov.train.recipe_files import located
 
 from .check import Case
 from .damage import DEEP, spoiled_bytes, spoiled_checkpoint, spoiled_json
@@ -57,68 +61,51 @@ BAD: dict[str, tuple[str, ...]] = {
 """Values that no command takes, by option."""
 
 
-def good(verb: str, here: Path, world: World) -> tuple[object, ...]:
-    """Words that `byov` takes, as fast as can be."""
-    model, out = world.checkpoint("train"), here / "out.json"
-    return {
-        "pretrain": ("pretrain", "--run", here / "run", *settings(world.recipes["pretrain"])),
-        "train": ("train", "--run", here / "run", *settings(world.recipes["train"])),
-        "probe": ("probe", world.pretrain, "--k", 5, *FEW, "--out", out),
-        "evaluate": ("evaluate", model, "--limit", 20, *FEW, "--out", out),
-        "predict": ("predict", model, "digits", *FEW, "--out", here / "out.csv"),
-        "prune": ("prune", model, "--out", here / "out.safetensors"),
-        "explore": ("explore", world.train, "--what", "layers", "--samples", 2, *CPU, "--out", here / "explored"),
-        "overhead": ("overhead", "resnet18"),
-        "reproduce": ("reproduce", "patching/table3", *CPU, "--out", here / "reproduced"),
-        "report": ("report", world.train, "--limit", 20, "--shift", "none", "--samples", 2, *CPU,
-                   "--cache", here / "cache", "--out", here / "page.html"),
-    }[verb]  # fmt: skip
-
-
-OPTIONS = {
-    "pretrain": ("--run", "--set", "--nothing"),
-    "train": ("--run", "--set", "--nothing"),
-    "probe": ("--device", "--samples", "--fit-samples", "--k", "--split", "--data", "--out", "--seed"),
-    "evaluate": (
-        "--device", "--samples", "--fit-samples", "--bins", "--severities", "--shift", "--split", "--limit", "--seed",
-        "--strategy", "--precision", "--baseline", "--out", "--batch-size", "--image-size", "--channels", "--data",
-    ),
-    "predict": (
-        "--device", "--samples", "--tolerance", "--strategy", "--fit-samples", "--out", "--batch-size", "--split",
-        "--image-size", "--channels", "--seed",
-    ),
-    "prune": ("--sparsity", "--by", "--scope", "--rounds", "--out", "--sparsities", "--twin", "--device"),
-    "explore": ("--what", "--bootstraps", "--samples", "--limit", "--train-limit", "--device", "--seed"),
-    "overhead": ("--k", "--on", "--classes", "--nothing"),
-    "reproduce": ("--scale", "--minutes", "--device", "--run", "--seed"),
-    "report": (
-        "--device", "--samples", "--shift", "--severities", "--limit", "--split", "--seed", "--out",
-    ),
-}  # fmt: skip
-
-
 def settings(each: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for setting in each for word in ("--set", setting))
 
 
+def good(verb: str, here: Path, world: World, kind: str = "train", run: Path | None = None) -> tuple[object, ...]:
+    """Words that `byov` takes, as fast as can be; `run`, a copy of the world's of this kind, is read in its place."""
+    table, out = kind == "table", here / "out.json"
+    run = run or world.folder / ("pretrain" if verb in ("probe", "figure") else kind)
+    limit, data = ((), world.folder / "table.csv") if table else (("--limit", 20), "digits")
+    trained = "pretrain" if verb == "pretrain" or (verb, kind) == ("resume", "pretrain") else "train"
+    words: dict[str, tuple[object, ...]] = {
+        "pretrain": ("--run", here / "run", *settings(world.recipes["pretrain"])),
+        "train": ("--run", here / "run", *settings(world.recipes["train"])),
+        "resume": ("--run", run, "--resume", *settings(world.recipes[kind])),
+        "probe": (run, "--k", 5, *FEW, "--out", out),
+        "evaluate": (run, *limit, *FEW, "--out", out),
+        "predict": (run, data, *FEW, "--out", here / "out.csv"),
+        "prune": (run, "--out", here / "out.safetensors"),
+        "explore": (run, "--what", "layers", "--samples", 2, *CPU, "--out", here / "explored"),
+        "overhead": ("resnet18",),
+        "reproduce": ("patching/table3", *CPU, "--out", here / "reproduced"),
+        "figure": ("byov/figure7", "--scale", "quick", "--run", run, *CPU, "--out", here / "reproduced"),
+        "report": (run, "--limit", 20, "--shift", "none", "--samples", 2, *CPU, "--cache", here / "cache",
+                   "--out", here / "page.html"),
+    }  # fmt: skip
+    return ({"resume": trained, "figure": "reproduce"}.get(verb, verb), *words[verb])
+
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+UNUSED = {"prune": ("--split",), "explore": ("--out",), "reproduce": ("--out",)}
+"""Options of which a command reads nothing here, or takes what others refuse."""
+
+
 def option(rng: Random, here: Path, world: World) -> Case:
     """One option of a good command has a value that nothing takes."""
-    verb = rng.choice(sorted(OPTIONS))
-    name = rng.choice(OPTIONS[verb])
+    verb = rng.choice([verb for verb in VERBS if verb != "demo"])
+    known = {name for parameter in COMMANDS[verb].params for name in parameter.opts} - {*UNUSED.get(verb, ())}
+    name = rng.choice(sorted({*BAD} & {*known, "--nothing"}))
     value = rng.choice(BAD[name])
     (here / "taken").write_text("mine")
     words, bare = good(verb, here, world), name.removeprefix("--")
     if verb == "evaluate" and name in ("--severities", "--baseline"):
         words = (*words, "--shift", "corruptions")
-    named = (
-        name,
-        bare,
-        bare.replace("-", "_"),
-        bare[:-1],
-        repr(value),
-        value.removeprefix("folder:") or "''",
-        *VERBATIM.get(name, ()),
-    )
+    spelled = (name, bare, bare.replace("-", "_"), bare[:-1])
+    named = (*spelled, repr(value), value.removeprefix("folder:") or "''", *VERBATIM.get(name, ()))
     return Case((*words, name, value), named)
 
 
@@ -172,6 +159,12 @@ TRAIN = {
     "augment": ('"luck"', "3"),
 }
 
+BROKEN = (
+    *(b"a = " + b"[" * DEEP, b"a = " + b"{a=" * DEEP, b"a." * DEEP + b"a = 1", b"[" + b"a." * DEEP + b"a]"),
+    *(b"[train\n", b"train = 3\n", b"[train]\nlr = ", b'base = "recipe.toml"\n', b"\xff\xfe"),
+)
+"""Recipes that are no TOML, or not ours."""
+
 
 def recipe(rng: Random, here: Path, world: World) -> Case:
     """A recipe has a value that cannot be, or is no TOML; given as a file, by --set, or both."""
@@ -181,40 +174,20 @@ def recipe(rng: Random, here: Path, world: World) -> Case:
     how = rng.random()
     file = here / "recipe.toml"
     if how < 0.25:
-        text = (
-            Path(__file__).parents[2] / "recipes" / f"digits_{'byov' if verb == 'pretrain' else 'train'}.toml"
-        ).read_bytes()
-        deep = rng.choice(
-            (b"a = " + b"[" * DEEP, b"a = " + b"{a=" * DEEP, b"a." * DEEP + b"a = 1", b"[" + b"a." * DEEP + b"a]")
-        )
-        broken = rng.choice(
-            (deep, b"[train\n", b"train = 3\n", b"[train]\nlr = ", b'base = "recipe.toml"\n', b"\xff\xfe")
-        )
         known = rng.random() < 0.5
-        file.write_bytes(broken if known else spoiled_bytes(text, rng))
-        fast = ("--set", "train.minutes=1e-9")
-        return Case(
-            (words[0], file, *words[1:], *fast),
-            (file.name, "There is no key", "is a table", "views.", *KEYS),
-            harmless=not known,
-        )
+        own = located("digits_byov" if verb == "pretrain" else "digits_train").read_bytes()
+        file.write_bytes(rng.choice(BROKEN) if known else spoiled_bytes(own, rng))
+        told = (file.name, "There is no key", "is a table", "views.", *KEYS)
+        return Case((verb, file, *words[1:], "--set", "train.minutes=1e-9"), told, harmless=not known)
     keys = {**KEYS, **(PRETRAIN if verb == "pretrain" else TRAIN)}
     key = rng.choice(sorted(keys))
     value = rng.choice(keys[key])
     family = ("--set", "posterior.family=emp") if key == "posterior.k" else ()
     bare = value.strip('"')
-    named = (
-        key,
-        key.rpartition(".")[2],
-        value,
-        bare or "''",
-        bare.removeprefix("timm:") or value,
-        "nothing",
-        "nowhere",
-    )
-    if how < 0.6:
-        return Case((*words, *family, "--set", f"{key}={value.strip(chr(34)) if rng.random() < 0.5 else value}"), named)
     table, _, last = key.rpartition(".")
+    named = (key, last, value, bare or "''", bare.removeprefix("timm:") or value, "nothing", "nowhere")
+    if how < 0.6:
+        return Case((*words, *family, "--set", f"{key}={bare if rng.random() < 0.5 else value}"), named)
     file.write_text(f"[{table}]\n{last} = {value}\n" if table else f"{last} = {value}\n")
     given = [word for each in world.recipes[verb] if not each.startswith(f"{key}=") for word in ("--set", each)]
     return Case((verb, file, "--run", here / "run", *given, *family), (*named, file.name))
@@ -228,26 +201,13 @@ def checkpoint(rng: Random, here: Path, world: World) -> Case:
     file = folder / "checkpoint.safetensors"
     file.write_bytes(spoiled_checkpoint(world.checkpoint(kind), rng))
     verb = rng.choice(READERS[kind])
-    data = world.folder / "table.csv" if kind == "table" else "digits"
-    out = here / "out.json"
-    words: tuple[object, ...] = {
-        "evaluate": ("evaluate", folder, *FEW, *(() if kind == "table" else ("--limit", 20)), "--out", out),
-        "predict": ("predict", folder, data, *FEW, "--out", here / "o.csv"),
-        "probe": ("probe", folder, "--k", 5, *FEW, "--out", out),
-        "explore": ("explore", folder, "--what", "layers", "--samples", 2, *CPU, "--out", here / "explored"),
-        "prune": ("prune", folder, "--out", here / "out.safetensors"),
-        "report": ("report", folder, "--limit", 20, "--shift", "none", "--samples", 2, *CPU, "--cache", here / "cache",
-                   "--out", here / "page.html"),
-        "reproduce": ("reproduce", "byov/figure7", "--scale", "quick", "--run", folder, *CPU, "--out", here / "again"),
-        "resume": ("pretrain" if kind == "pretrain" else "train", "--run", folder, "--resume",
-                   *settings(world.recipes[kind])),
-    }[verb]  # fmt: skip
+    words = good(verb, here, world, kind, folder)
     told = ("started with", "started on", "table.csv has changed", "The columns of", "None of the runs given")
     return Case(words, (folder, file, *told), harmless=True)
 
 
 READERS = {
-    "pretrain": ("evaluate", "predict", "probe", "explore", "prune", "report", "reproduce", "resume"),
+    "pretrain": ("evaluate", "predict", "probe", "explore", "prune", "report", "figure", "resume"),
     "train": ("evaluate", "predict", "explore", "prune", "report", "resume"),
     "table": ("evaluate", "predict", "resume", "report", "prune"),
 }
@@ -261,10 +221,8 @@ def results(rng: Random, here: Path, world: World) -> Case:
     page = ("--shift", "none", *CPU, "--out", here / "page.html")
     if kind != "evaluate" or rng.random() < 0.5:
         return Case(("report", file, *page), (file.name,), harmless=True)
-    words = good("evaluate", here, world)[:-1]
-    if rng.random() < 0.5:
-        return Case((*words, file), (file.name,), harmless=True)
-    return Case((*words, here / "new.json", "--shift", "corruptions", "--baseline", file), (file.name,), harmless=True)
+    compared = ("--shift", "corruptions", "--baseline", file) if rng.random() < 0.5 else ("--out", file)
+    return Case((*good("evaluate", here, world), *compared), (file.name,), harmless=True)
 
 
 def journal(rng: Random, here: Path, world: World) -> Case:
@@ -281,11 +239,7 @@ def journal(rng: Random, here: Path, world: World) -> Case:
         one.unlink()
         (folder / name).write_text("\n".join(lines) + "\n", errors="surrogateescape")
     verb = rng.choice(("report", "explore", "resume"))
-    if verb == "resume":
-        words: tuple[object, ...] = ("train", "--run", folder, "--resume", *settings(world.recipes["train"]))
-    else:
-        words = tuple(folder if word == world.train else word for word in good(verb, here, world))
-        words += ("--no-compute",) if verb == "report" else ()
+    words = good(verb, here, world, "train", folder) + (("--no-compute",) if verb == "report" else ())
     return Case(words, (folder, "run/", "layers.jsonl", "log.jsonl"), harmless=True)
 
 
@@ -358,7 +312,7 @@ def images(rng: Random, here: Path, world: World) -> Case:
             unreadable(place / f"{i}.png", rng)
     verb = rng.choice(("predict", "train", "pretrain"))
     if verb == "predict":
-        model = world.checkpoint("train")
+        model = world.checkpoint("train")  # its file does as well as its folder
         words: tuple[object, ...] = ("predict", model, data, *FEW, "--out", here / "out.csv")
     else:
         own = tuple(each for each in world.recipes[verb] if not each.startswith(("data.", "train.batch")))

@@ -6,9 +6,6 @@ import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from .check import call
 
 SHORT = ("train.accelerator=cpu", "train.devices=1", "train.epochs=1", "train.warmup=0", "train.log_every=1")
@@ -19,7 +16,7 @@ CPU = ("--device", "cpu")
 
 @dataclass(frozen=True)
 class World:
-    """A folder with a run of each kind (`pretrain`, `train`, `table`), a table, images, arrays and files of results."""
+    """A folder with a run of each kind (`pretrain`, `train`, `table`), a table and files of results."""
 
     folder: Path
     recipes: dict[str, tuple[str, ...]]
@@ -39,12 +36,6 @@ def build(folder: Path) -> World:
         write = csv.writer(file)
         write.writerow(["a", "b", "y"])
         write.writerows([i, i * i % 7, (3 * i + i * i) % 5] for i in range(60))
-    noise = np.random.default_rng(0).integers(0, 256, (24, 8, 8), dtype=np.uint8)
-    for i, image in enumerate(noise):
-        place = folder / "pictures" / "train" / f"class{i % 2}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(place / f"{i}.png")
-    np.savez(folder / "arrays.npz", images=noise, labels=np.arange(24) % 2)
     recipes = {
         "pretrain": (*DIGITS, *HEADS),
         "train": (*DIGITS, "model.name=convnet16", "posterior.family=gaussian"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,45 +58,6 @@ def test_frozen_networks_are_members_and_their_mean_is_the_average_of_weights() 
     mean = byov.from_checkpoints(nets).mean()
     for name in mean:
         torch.testing.assert_close(mean[name], torch.stack([net.get_parameter(name) for net in nets]).mean(0))
-
-
-STATE = mlp().state_dict()
-
-
-def broken(folder: Path) -> Path:
-    (folder / "broken.pt").write_bytes(b"no checkpoint")
-    return folder / "broken.pt"
-
-
-@pytest.mark.parametrize(
-    ("given", "net", "words"),
-    [
-        (lambda _: [STATE], mlp(), r"An ensemble needs at least 2 checkpoints, not 1\."),
-        (lambda _: STATE, mlp(), r"takes a list of checkpoints, not one\."),
-        (lambda _: [STATE, STATE], None, r"do not say what network they are of: give one as net=\."),
-        (
-            lambda _: [STATE, nn.Linear(3, 2)],
-            mlp(),
-            r"Checkpoint 2 is of another network than net: it has no '0.weight'",
-        ),
-        (
-            lambda _: [{**STATE, "x": torch.ones(1)}, STATE],
-            mlp(),
-            r"Checkpoint 1 .* it has a 'x' that net does not have",
-        ),
-        (
-            lambda _: [STATE, {**STATE, "3.bias": torch.ones(9)}],
-            mlp(),
-            r"Checkpoint 2 is of another network than net: its '3\.bias' is \(9,\), net's \(3,\)\.",
-        ),
-        (lambda folder: [STATE, broken(folder)], mlp(), r"Checkpoint broken\.pt cannot be read as tensors alone"),
-        (lambda folder: [STATE, folder / "none.pt"], mlp(), r"There is no checkpoint .*none\.pt\."),
-        (lambda _: [STATE, 3], mlp(), r"Checkpoint 2 is neither a file, a state dict nor a module, but int\."),
-    ],
-)
-def test_bad_input_is_one_sentence(given: Callable[[Path], Any], net: nn.Module, words: str, tmp_path: Path) -> None:
-    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
-        byov.from_checkpoints(given(tmp_path), net=net)
 
 
 def test_members_are_of_one_ensemble_of_equals() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -102,26 +101,3 @@ def test_a_coverage_may_be_a_tensor_s_number(coverage: Any) -> None:
 
 
 X, Y = torch.randn(20, 3), torch.randint(3, (20,))
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: byov.conformal(Returned(), (X[:8], Y[:8])), r"coverage of 0\.9 needs at least 9 examples .*, not 8\."),
-        (
-            lambda: byov.conformal(Returned(), (X, Y), 0.99),
-            r"coverage of 0\.99 needs at least 99 examples .*, not 20\.",
-        ),
-        (lambda: byov.conformal(Returned(), (X, Y), 90), r"A coverage is above 0 and below 1, not 90\."),
-        (lambda: byov.conformal(Returned(), (X, Y), score="raps"), r"is 'probability' or 'aps', not 'raps'\."),  # type: ignore[arg-type]
-        (lambda: byov.conformal(Returned(), (X, Y), task="regression"), r"labels have shape \(20,\), not \(20, 3\)\."),
-        (lambda: byov.conformal(Returned(), (X, X > 0), task="multilabel"), r"classes that exclude each other"),
-        (
-            lambda: byov.conformal(Returned(), (X, Y))(byov.predict(Returned(), X, task="regression")),
-            r"fitted with the score 'probability', which a regression does not have\.",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call()

@@ -80,9 +80,3 @@ def test_each_place_of_a_causal_language_model_predicts_the_next() -> None:
         found = byov.check(model, given, **noise).at_mean
         assert found is not None
         assert found["nll"] == pytest.approx(float(cross_entropy(head(pair[0]), pair[1])), rel=1e-5)
-
-
-@pytest.mark.parametrize("loader", [X, [X], [(X,)], [{"input": X}]])
-def test_labels_that_are_not_there(loader: Any) -> None:
-    with pytest.raises(ValueError, match=r"^The labels are needed, too: give a loader of \(x, y\) pairs, .*\.$"):
-        list(labelled(loader, nn.Linear(2, 2)))

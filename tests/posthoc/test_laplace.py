@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
-from byov.posthoc.evidence import RANGE
-from byov.posthoc.held_out import climb
+from byov.posthoc.evidence import RANGE, climb
 
 
 def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
@@ -200,47 +199,3 @@ def test_held_out_data_choose_a_prior_under_which_they_are_likelier(task: str, s
 def test_the_precision_is_found_in_half_decades_either_way() -> None:
     for best, start in ((3e3, 1.0), (0.02, 7.0), (5.0, 4.0)):
         assert abs(log10(climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.last.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x).tanh())
-
-
-X, Y = torch.randn(8, 4), torch.randint(4, (8,))
-NET = nn.Linear(4, 4)
-
-
-@pytest.mark.parametrize(
-    ("net", "loader", "options", "words"),
-    [
-        (NET, [], {}, r"The loader is empty: there is nothing to fit on\."),
-        (NET, [X], {}, r"The labels are needed, too: give a loader of \(x, y\) pairs"),
-        (NET, (X, Y + 3), {}, r"The label \d is none of the network's 4 classes, 0 to 3\."),
-        (NET, (X, Y + 0.5), {}, r"The labels of a classification are the classes' numbers"),
-        (NET, (X, Y[:5]), {}, r"The labels have shape \(5,\) where the outputs have \(8,\)\."),
-        (NET, (X, Y * 0 - 100), {}, r"no label counts"),
-        (NET, (X, Y), {"structure": "half"}, r"A covariance is 'full', 'kron', 'diag' or 'auto', not 'half'\."),
-        (NET, (X, Y), {"prior_precision": -1.0}, r"A prior precision is above 0, not -1\.0\."),
-        (NET, (X, Y), {"examples": 7}, r"The loader gives 8 examples, and so there are not 7 in all\."),
-        (NET, (X, Y), {"noise": 1.0}, r"A noise belongs to task='regression', not to 'classification'\."),
-        (NET, (X, Y), {"validation": []}, r"The loader is empty"),
-        (NET, (X, Y), {"validation": (X, Y), "prior_precision": 1.0}, r"give it or prior_precision=, not both\."),
-        (NET, (X, Y), {"task": "segmentation"}, r"segmentation"),
-        (NET, (X, Y), {"task": "classify"}, r"A task is 'classification'"),
-        (NET, (X, X.detach() @ NET.weight.mT.detach() + NET.bias.detach()), {"task": "regression"}, r"fits .* exactly"),
-        (nn.Sequential(NET, nn.Softmax(1)), (X, Y), {}, r"Sequential does not end in one nn\.Linear"),
-        (Tied(), (X, Y), {}, r"The weights of the last layer, last, are tied to others'"),
-        (byov.bayesianize(NET, byov.Gaussian()), (X, Y), {}, r"The network has a posterior already"),
-        (nn.Linear(4, 5000), (X, Y), {"structure": "full"}, r"A full covariance of 25,000 weights does not fit"),
-    ],
-)
-def test_bad_input_is_one_sentence(net: nn.Module, loader: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        byov.laplace(net, loader, **options)
-    assert not any(module._forward_hooks for module in net.modules())

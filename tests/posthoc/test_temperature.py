@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -105,33 +103,3 @@ def test_tokens_and_a_single_logit() -> None:
     assert byov.predict(NET, tokens, task="token", temperature=warm).mean.shape == (6, 10, 3)
     one = nn.Linear(4, 1)
     assert byov.temperature(one, (X, (Y > 0)[:, None].float()), task="classification").value > 0
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: byov.temperature(NET, (X, Y), "matrix"), r"A temperature is 'scalar' or 'vector', not 'matrix'\."),  # type: ignore[arg-type]
-        (
-            lambda: byov.temperature(NET, (X, X), task="regression"),
-            r"for probabilities of classes, not for a regression",
-        ),
-        (lambda: byov.temperature(NET, []), r"The loader is empty"),
-        (
-            lambda: byov.temperature(NET, (X, Y[:, None].expand(-1, 3))),
-            r"The labels have shape \(60, 3\), not \(60,\)\.",
-        ),
-        (lambda: byov.temperature(NET, (X, Y + 1)), r"The label 3 is none of the network's 3 classes, 0 to 2\."),
-        (lambda: byov.Temperature(0.0), r"A temperature is above 0, not 0\.0\."),
-        (
-            lambda: byov.predict(NET, X, temperature=1.5),
-            r"what byov\.temperature returns, or byov\.Temperature\(T\), not 1\.5",
-        ),  # type: ignore[arg-type]
-        (
-            lambda: byov.predict(NET, X, temperature=byov.Temperature(1.0, torch.ones(2), torch.ones(2))),
-            r"The vector scaling is of 2 classes, not of 3\.",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call: Callable[[], object], words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        call()

@@ -16,10 +16,13 @@ from byov.ssl import pretrain
 from byov.train import supervised
 from byov.train.config import load_config
 
+from .reading import Page
+
 SMALL = ["train.epochs=2", "train.warmup=0", "train.accelerator=cpu", "train.devices=1", "train.log_every=2"]
 PRETRAIN = [*SMALL, "model.encoder=convnet32", "model.hidden=16", "model.outputs=8"]
 READING = Reading(samples=3, limit=80, fit_samples=1)
 REQUEST = Request(READING, severities=(3, 5))
+Pair = tuple[Path, dict[str, Any]]
 NAMES = {"byol": "byol", "byov": "byov <b>&\"'", "byov2": "byov {{ 7*7 }}"}
 
 
@@ -45,7 +48,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def pair(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def pair(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The page of BYOL and BYOV, and the numbers it was made from."""
     out = tmp_path_factory.mktemp("page") / "report.html"
     return out, report([runs["byol"], runs["byov"]], out, REQUEST)
+
+
+@pytest.fixture
+def tree(pair: Pair) -> dict[str, Any]:
+    return pair[1]
+
+
+@pytest.fixture
+def page(pair: Pair) -> Page:
+    return Page(pair[0].read_text(encoding="utf-8"))

@@ -8,21 +8,9 @@ from html.parser import HTMLParser
 from typing import Any
 
 SECTIONS = [
-    "answer",
-    "numbers",
-    "calibration",
-    "ood",
-    "risk",
-    "entropy",
-    "representation",
-    "gallery",
-    "pruning",
-    "layers",
-    "convergence",
-    "training",
-    "config",
-    "protocol",
-]
+    "answer", "numbers", "calibration", "ood", "risk", "entropy", "representation", "gallery", "pruning", "layers",
+    "convergence", "training", "config", "protocol",
+]  # fmt: skip
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 
 

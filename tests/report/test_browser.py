@@ -13,6 +13,9 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from byov.report.page import report
+
+from .conftest import Pair
 from .reading import SECTIONS
 
 BROWSER = next(
@@ -66,7 +69,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_the_page_opens_and_answers_without_scrolling(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:
+def test_the_page_opens_and_answers_without_scrolling(browser: Any, pair: Pair) -> None:
     out, tree = pair
     for width, height, scheme in ((1280, 800, "light"), (1280, 800, "dark"), (390, 844, "light")):
         with Opened(browser, out, width, height, scheme) as opened:
@@ -88,7 +91,7 @@ def test_the_page_opens_and_answers_without_scrolling(browser: Any, pair: tuple[
             assert (luminance(paper) < 0.2) == (scheme == "dark")
 
 
-def test_tables_sort_up_and_down(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:
+def test_tables_sort_up_and_down(browser: Any, pair: Pair) -> None:
     with Opened(browser, pair[0], 1280, 800) as opened:
         table = opened.page.locator("#heat")
         column = (
@@ -109,7 +112,7 @@ def test_tables_sort_up_and_down(browser: Any, pair: tuple[Path, dict[str, Any]]
         assert names == sorted(names)
 
 
-def test_the_heat_map_shows_what_is_chosen(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:
+def test_the_heat_map_shows_what_is_chosen(browser: Any, pair: Pair) -> None:
     out, tree = pair
     with Opened(browser, out, 1280, 800) as opened:
         page = opened.page
@@ -123,7 +126,7 @@ def test_the_heat_map_shows_what_is_chosen(browser: Any, pair: tuple[Path, dict[
         assert "severity 5" in page.locator(".tip").inner_text()
 
 
-def test_charts_tell_values_zoom_and_listen_to_keys(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:
+def test_charts_tell_values_zoom_and_listen_to_keys(browser: Any, pair: Pair) -> None:
     out, tree = pair
     with Opened(browser, out, 1280, 900) as opened:
         page = opened.page
@@ -162,7 +165,7 @@ def test_charts_tell_values_zoom_and_listen_to_keys(browser: Any, pair: tuple[Pa
         page.locator("dialog .close").click()
 
 
-def test_what_is_saved_opens(browser: Any, pair: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_what_is_saved_opens(browser: Any, pair: Pair, tmp_path: Path) -> None:
     """Of the calibration diagram a picture of either kind and its numbers; of the heat map its cells."""
     out, tree = pair
     with Opened(browser, out, 1280, 900) as opened:
@@ -186,9 +189,7 @@ def test_what_is_saved_opens(browser: Any, pair: tuple[Path, dict[str, Any]], tm
         assert [row[0] for row in cells[1:]] == [name.replace("_", " ") for name in tree["ood"]["shifts"]]
 
 
-def test_it_prints_on_three_pages_and_abbreviations_tell_themselves(
-    browser: Any, pair: tuple[Path, dict[str, Any]]
-) -> None:
+def test_it_prints_on_three_pages_and_abbreviations_tell_themselves(browser: Any, pair: Pair) -> None:
     with Opened(browser, pair[0], 1280, 900) as opened:
         page = opened.page
         assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))) <= 3
@@ -202,7 +203,7 @@ def test_it_prints_on_three_pages_and_abbreviations_tell_themselves(
         assert not page.locator("#config tr", has_text="model.encoder").is_visible()  # the same of both
 
 
-def test_the_theme_can_be_turned(browser: Any, pair: tuple[Path, dict[str, Any]]) -> None:
+def test_the_theme_can_be_turned(browser: Any, pair: Pair) -> None:
     with Opened(browser, pair[0], 1280, 800) as opened:
         paper = "getComputedStyle(document.body).backgroundColor"
         before = opened.page.evaluate(paper)
@@ -214,8 +215,6 @@ def test_the_theme_can_be_turned(browser: Any, pair: tuple[Path, dict[str, Any]]
 
 
 def test_a_page_with_little_in_it_has_no_error_either(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:
-    from byov.report.page import report
-
     report([runs["byov2"]], tmp_path / "bare.html", compute=False, cache=tmp_path / "cache")
     with Opened(browser, tmp_path / "bare.html", 1280, 800, charts=1) as opened:
         assert opened.page.locator(".absent").count() > 6

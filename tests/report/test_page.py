@@ -17,39 +17,45 @@ from byov.evaluation.rows import evaluate, shifts_for
 from byov.evaluation.scores import scores
 from byov.metrics.functional import r_auroc, recall_at_1, risk_coverage
 from byov.report import collect as collecting
+from byov.report import page as pages
+from byov.report.content import about
 from byov.report.formatting import abbr, cell, signed
-from byov.report.overview import about
 from byov.report.page import LIMIT, as_script, render, report
 from byov.runs import open_run
-from byov.runs.run import Pretrained
+from byov.runs.run import Pretrained, Run
 
-from .conftest import READING, REQUEST
+from .conftest import READING, REQUEST, Pair
 from .reading import SECTIONS, Page
 
+Tree = dict[str, Any]
 
-def test_every_section_is_there_and_nothing_is_loaded(pair: tuple[Path, dict[str, Any]]) -> None:
-    out, tree = pair
-    html = out.read_text(encoding="utf-8")
-    page = Page(html)
+
+@pytest.fixture(scope="module")
+def run(runs: dict[str, Path]) -> Run:
+    """BYOV's, opened as the page's was."""
+    return open_run(runs["byov"], READING)
+
+
+def test_every_section_is_there_and_nothing_is_loaded(pair: Pair, page: Page) -> None:
+    html = pair[0].read_text(encoding="utf-8")
     assert list(page.sections) == SECTIONS
     assert len(html.encode()) < LIMIT / 10
     assert all(place.startswith(("#", "data:")) for place in page.loaded), page.loaded
     assert not re.search(r"(?:src|href|url|@import)\s*[=(]?\s*[\"']?(?:https?:)?//", html)
-    policy = next(each["content"] for each in page.with_attribute("http-equiv"))
-    assert policy is not None
+    [policy] = [str(each["content"]) for each in page.with_attribute("http-equiv")]
     assert policy.startswith("default-src 'none';")
-    assert page.data == json.loads(json.dumps(tree))
+    assert page.data == json.loads(json.dumps(pair[1]))
     for section in SECTIONS:
         assert "makes it." not in page.sections[section], section
         assert len(page.text(section)) > 40, section
 
 
-def test_names_are_text_whatever_they_hold(pair: tuple[Path, dict[str, Any]], runs: dict[str, Path]) -> None:
+def test_names_are_text_whatever_they_hold(pair: Pair, page: Page, runs: dict[str, Path]) -> None:
     html, name = pair[0].read_text(encoding="utf-8"), str(runs["byov"])
     assert "<b>" in name
     assert "<b>" not in html
     assert "</script><" not in re.sub(r"</script>\s*<(script|/body)", "", html)
-    assert name in Page(html).sections["config"]
+    assert name in page.sections["config"]
 
 
 @given(st.text())
@@ -59,60 +65,57 @@ def test_a_script_cannot_be_ended_by_its_numbers(text: str) -> None:
     assert json.loads(written) == {"a": text, "b": "</script><!--"}
 
 
-def test_the_answer_is_told_in_numbers(pair: tuple[Path, dict[str, Any]]) -> None:
-    out, tree = pair
-    page = Page(out.read_text(encoding="utf-8"))
+@given(st.text('<>&"ECNL '))
+def test_abbreviations_are_marked_and_the_rest_is_text(text: str) -> None:
+    found = Page(f"<section id='x'>{abbr(text)}</section>")
+    assert found.sections["x"] == text
+    assert len(found.with_attribute("data-tip")) <= 2
+
+
+def test_the_answer_is_told_in_numbers(tree: Tree, page: Page) -> None:
     told = page.text("answer")
     assert told.strip().startswith("digits, test: 80 images")
-    assert "Is BYOV better calibrated than BYOL here?" in told
-    assert "the ECE is" in told
-    assert "one run each: differences below about" in told
+    for words in ("Is BYOV better calibrated than BYOL here?", "the ECE is", "one run each: differences below about"):
+        assert words in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
         assert cell(row["second"]["value"], row["unit"]) in told
         assert signed(row["gap"]["value"], row["unit"], row["second"]["value"]) in told
 
 
-def test_tables_show_the_numbers_of_the_page(pair: tuple[Path, dict[str, Any]]) -> None:
-    out, tree = pair
-    page = Page(out.read_text(encoding="utf-8"))
-    numbers = page.text("numbers")
+def test_tables_show_the_numbers_of_the_page(tree: Tree, page: Page) -> None:
     for row in tree["numbers"]["rows"]:
         for name in ("ece/clean", "ece/shifted", "top1/clean"):
-            assert f"{100 * row['scores'][name]['value']:.2f}" in numbers
-    heat = page.text("ood")
+            assert f"{100 * row['scores'][name]['value']:.2f}" in page.text("numbers")
     assert {"clean", "rotation", "all shifts"} <= set(tree["ood"]["shifts"])
     for series in tree["ood"]["values"].values():
-        assert f"{100 * series['ece']['rotation']['mean']:.2f}" in heat
-        assert series["ece"]["rotation"]["mean"] == pytest.approx(
-            (series["ece"]["rotation"]["3"] + series["ece"]["rotation"]["5"]) / 2
-        )
+        found = series["ece"]["rotation"]
+        assert f"{100 * found['mean']:.2f}" in page.text("ood")
+        assert found["mean"] == pytest.approx((found["3"] + found["5"]) / 2)
     assert len(page.with_attribute("data-sort")) > 20
 
 
-def test_the_rows_are_those_of_byov_evaluate(runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]) -> None:
+def test_the_rows_are_those_of_byov_evaluate(run: Run, tree: Tree) -> None:
     """Again from the library's own functions; and the ECE of what was kept of each image is the row's."""
-    run = open_run(runs["byov"], READING)
     shifts, _ = shifts_for("augmentations", run.images)
     rows = evaluate(run.predictor, run.images.images, run.labels, {"blur": shifts["blur"]}, (3, 5), 3)
-    kept = pair[1]["ood"]["values"]["1/under_draws"]["ece"]
+    kept = tree["ood"]["values"]["1/under_draws"]["ece"]
     assert kept["clean"]["mean"] == pytest.approx(rows[0].under_draws["ece"], abs=1e-9)  # type: ignore[index]
     assert kept["blur"]["5"] == pytest.approx(rows[2].under_draws["ece"], abs=1e-9)  # type: ignore[index]
-    diagrams = pair[1]["calibration"]
+    diagrams = tree["calibration"]
     assert diagrams["clean"]["1/under_draws"]["ece"] == pytest.approx(kept["clean"]["mean"], abs=1e-6)
     assert diagrams["shifted"]["1/under_draws"]["images"] == len(run.images) * 5 * 2
 
 
-def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]) -> None:
-    run = open_run(runs["byov"], READING)
+def test_pruning_and_layers_are_of_the_weights(run: Run, tree: Tree) -> None:
     at_mean = scores(run.at_mean, run.labels)
-    curves = {(each["label"], curve["by"]): curve for each in pair[1]["pruning"] for curve in each["value"]}
+    curves = {(each["label"], curve["by"]): curve for each in tree["pruning"] for curve in each["value"]}
     assert set(curves) == {("BYOL", "magnitude"), ("BYOV", "snr"), ("BYOV", "magnitude")}
     for by in ("snr", "magnitude"):
         curve = curves["BYOV", by]
         assert curve["sparsity"][0] == 0
         assert curve["ece"][0] == pytest.approx(at_mean["ece"], abs=1e-6)
         assert curve["top1"][-1] < curve["top1"][0]
-    [layers] = pair[1]["layers"]  # BYOL has none
+    [layers] = tree["layers"]  # BYOL has none
     assert run.q is not None
     std, snr = run.q.std(), run.q.snr()
     for row in layers["value"]:
@@ -121,61 +124,41 @@ def test_pruning_and_layers_are_of_the_weights(runs: dict[str, Path], pair: tupl
     assert len(layers["log"]["epochs"]) == len(layers["log"]["layers"][0]["sigma"]) > 1
 
 
-def test_selective_risk_and_entropy_are_those_of_the_predictions(
-    runs: dict[str, Path], pair: tuple[Path, dict[str, Any]]
-) -> None:
-    tree, run = pair[1], open_run(runs["byov"], READING)
-    assert run.under_draws is not None
-    told, curve = tree["risk"]["clean"]["1/under_draws"], risk_coverage(run.under_draws.mean, run.labels)
+def test_selective_risk_and_entropy_are_those_of_the_predictions(run: Run, tree: Tree) -> None:
+    drawn: Any = run.under_draws
+    told, curve = tree["risk"]["clean"]["1/under_draws"], risk_coverage(drawn.mean, run.labels)
     assert told["aurc"] == pytest.approx(curve.risk.mean().item(), abs=1e-6)
     assert told["points"][-1] == [1, pytest.approx(1 - tree["numbers"]["rows"][2]["scores"]["top1/clean"]["value"])]
     shares, width = tree["entropy"]["shares"]["1/under_draws"], tree["entropy"]["width"]
     middle = sum(share * (i + 0.5) * width for i, share in enumerate(shares["clean"]))
-    assert run.under_draws.entropy is not None
-    assert middle == pytest.approx(run.under_draws.entropy.mean().item(), abs=width / 2)
+    assert middle == pytest.approx(drawn.entropy.mean().item(), abs=width / 2)
     assert [sum(each) for each in shares.values()] == [pytest.approx(1, abs=1e-3)] * 2
 
 
-def test_it_says_of_what_when_and_at_what_cost(
-    pair: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = pair[1]
+def test_it_says_of_what_when_and_at_what_cost(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     point, drawn = tree["cost"]
     assert (point["passes"], drawn["passes"]) == ("1", "3")
     assert drawn["parameters"] == 2 * point["parameters"]  # a mean and a variance of each
     assert tree["about"]["data"] == {"name": "digits", "split": "test", "images": 80}
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
-    html = render({**tree, "about": {**tree["about"], **about([])}})
-    assert "9 September 2001" in Page(html).text("answer")
-    assert f"{drawn['parameters']:,}" in Page(html).text("answer")
+    told = Page(render({**tree, "about": {**tree["about"], **about([])}})).text("answer")
+    assert "9 September 2001" in told
+    assert f"{drawn['parameters']:,}" in told
 
 
-@given(st.text('<>&"ECNL '))
-def test_abbreviations_are_marked_and_the_rest_is_text(text: str) -> None:
-    found = Page(f"<section id='x'>{abbr(text)}</section>")
-    assert found.sections["x"] == text
-    assert len(found.with_attribute("data-tip")) <= 2
+def test_what_it_knows_without_labels_is_that_of_the_run(run: Run, tree: Tree) -> None:
+    assert isinstance(run, Pretrained)
+    embeddings, measures = run_measures(run, run.images.images, augmented=False)
+    [_, found] = [each["value"] for each in tree["representation"]]  # BYOL's, too
+    assert found["images"] == 80
+    assert found["r_at_1"][0] == pytest.approx(recall_at_1(embeddings, run.labels).item())
+    assert set(found["r_auroc"]) == {MEASURES[name] for name in measures}
+    value = r_auroc(measures["negative_norm"], embeddings, run.labels).item()
+    assert found["r_auroc"]["−‖embedding‖"][0] == pytest.approx(value)
 
 
-def test_what_it_knows_without_labels_is_that_of_the_run(
-    pair: tuple[Path, dict[str, Any]], runs: dict[str, Path]
-) -> None:
-    told = {Path(each["run"]).name: each["value"] for each in pair[1]["representation"]}
-    for key in ("byol", "byov"):
-        run = open_run(runs[key], READING)
-        assert isinstance(run, Pretrained)
-        embeddings, measures = run_measures(run, run.images.images, augmented=False)
-        found = told[runs[key].name]
-        assert found["images"] == 80
-        assert found["r_at_1"][0] == pytest.approx(recall_at_1(embeddings, run.labels).item())
-        assert set(found["r_auroc"]) == {MEASURES[name] for name in measures}
-        value = r_auroc(measures["negative_norm"], embeddings, run.labels).item()
-        assert found["r_auroc"]["−‖embedding‖"][0] == pytest.approx(value)
-
-
-def test_the_gallery_is_in_order(pair: tuple[Path, dict[str, Any]]) -> None:
-    for each in pair[1]["gallery"]:
-        value = each["value"]
+def test_the_gallery_is_in_order(tree: Tree) -> None:
+    for value in (each["value"] for each in tree["gallery"]):
         certain, uncertain = ([e["entropy"] for e in value[key]] for key in ("certain", "uncertain"))
         assert certain == sorted(certain)
         assert uncertain == sorted(uncertain, reverse=True)
@@ -188,12 +171,9 @@ def test_the_gallery_is_in_order(pair: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_a_second_page_measures_nothing(
-    runs: dict[str, Path], pair: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Path], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a run was opened")
-
-    monkeypatch.setattr(collecting, "open_run", refuse)
+    monkeypatch.delattr(collecting, "open_run")
     again = tmp_path / "again.html"
     report([runs["byol"], runs["byov"]], again, REQUEST)
     assert again.read_bytes() == pair[0].read_bytes()
@@ -218,12 +198,8 @@ def test_a_classifier_alone(runs: dict[str, Path], tmp_path: Path) -> None:
     assert set(Page((tmp_path / "train.html").read_text()).sections) == set(SECTIONS)
 
 
-def test_a_page_that_grows_too_large_is_refused(
-    pair: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from byov.report import page
-
-    monkeypatch.setattr(page, "LIMIT", 1000)
+def test_a_page_that_grows_too_large_is_refused(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LIMIT", 1000)
     with pytest.raises(ValueError, match="over 1,000: name fewer runs"):
-        page.write(tmp_path / "x.html", render(pair[1]))
+        pages.write(tmp_path / "x.html", render(tree))
     assert not list(tmp_path.iterdir())

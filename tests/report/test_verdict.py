@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byov.report.decision import rounded_up
 from byov.report.groups import group
 from byov.report.sources import ReportedRun
-from byov.report.verdict import verdict
+from byov.report.verdict import rounded_up, verdict
 from byov.runs import Header
 
 from .evaluations import evaluated, seeds, with_images

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
 import timm
 import torch
-from small_networks import NarrowResNet, seeded, shake, vision_transformer
+from small_networks import NarrowResNet, bert, lora, seeded, shake, vision_transformer
 from torch import nn
 
 import byov
@@ -20,18 +21,6 @@ TIMM |= {"num_classes": 3}
 
 def timm_vit() -> nn.Module:
     return timm.create_model(**{("model_name" if key == "timm" else key): value for key, value in TIMM.items()})
-
-
-def bert() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 20, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=8, num_labels=3)
-    return transformers.BertForSequenceClassification(config)
-
-
-def lora() -> nn.Module:
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(bert(), peft.LoraConfig(task_type="SEQ_CLS", r=2))
 
 
 @dataclass
@@ -51,11 +40,10 @@ class Kind:
     def batch(self, size: int = 4) -> Any:
         if self.make in (bert, lora):
             tokens = torch.randint(20, (size, 6), generator=seeded())
-            return {
-                "input_ids": tokens,
-                "attention_mask": (torch.arange(6) < 4 + torch.arange(size)[:, None] % 3).long(),
-            }
-        return torch.randn(size, 3, 32 if self.make is NarrowResNet else 16, 32 if self.make is NarrowResNet else 16)
+            mask = (torch.arange(6) < 4 + torch.arange(size)[:, None] % 3).long()
+            return {"input_ids": tokens, "attention_mask": mask}
+        side = 32 if self.make is NarrowResNet else 16
+        return torch.randn(size, 3, side, side)
 
     def loading(self) -> dict[str, Any]:
         return {"net": self.make()} if self.given else {}
@@ -68,8 +56,5 @@ KINDS = {
     "bert": Kind(bert, {}),
     "lora-bert": Kind(lora, {}, rule="*lora_*"),
 }
-GRID = [
-    pytest.param(kind, family, id=f"{name}-{type(family).__name__}")
-    for name, kind in KINDS.items()
-    for family in FAMILIES
-]
+PAIRS = product(KINDS.items(), FAMILIES)
+GRID = [pytest.param(kind, family, id=f"{name}-{type(family).__name__}") for (name, kind), family in PAIRS]

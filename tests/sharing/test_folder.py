@@ -22,6 +22,8 @@ from byov.train import checkpoint
 
 from .grid import GRID, KINDS, Kind, timm_vit
 
+FILES = {"README.md", "byov.json", "model.safetensors"}
+
 
 def same(model: byov.BayesianModule, other: byov.BayesianModule, x: Any) -> None:
     a, b = (byov.predict(m, x, 3, generator=seeded(), task="classification", keep=True) for m in (model, other))
@@ -70,36 +72,32 @@ def test_a_library_s_network_says_itself_how_it_is_made(make: Any, family: Any, 
     same(model, byov.load(tmp_path), torch.randn(2, channels, 64, 64))
 
 
+OUTPUT = byov.output_layer
+TWO = {"0.weight": byov.Gaussian(relative=0.1), "3.bias": byov.EMP(2)}
+
+
 @pytest.mark.parametrize(
-    "prior",
+    ("rules", "prior"),
     [
-        byov.Normal({"0.weight": torch.randn(8, 6), "3.bias": 0.5}, 2.0),
-        byov.TeacherMean(std=0.5),
-        byov.TeacherNormal(),
+        ({OUTPUT: byov.FullGaussian()}, None),
+        ({OUTPUT: byov.KroneckerGaussian()}, None),
+        ({OUTPUT: byov.Shared(0.1)}, None),
+        ({OUTPUT: byov.ECMP(3, learn_probs=True, sigma=0.1)}, None),
+        (TWO, byov.Normal({"0.weight": torch.randn(8, 6), "3.bias": 0.5}, 2.0)),
+        (TWO, byov.TeacherMean(std=0.5)),
+        (TWO, byov.TeacherNormal()),
     ],
-    ids=["named", "mean", "normal"],
+    ids=["full", "kron", "shared", "ecmp", "named prior", "teacher's mean", "teacher's moments"],
 )
-def test_priors_ties_dtypes_and_frozen_weights_travel(prior: Any, tmp_path: Path) -> None:
+def test_other_families_priors_dtypes_and_frozen_weights_travel(rules: Any, prior: Any, tmp_path: Path) -> None:
     net = mlp().double()
     net[0].bias.requires_grad_(False)
-    model = byov.bayesianize(net, {"0.weight": byov.Gaussian(relative=0.1), "3.bias": byov.EMP(2)}, prior=prior)
-    if isinstance(prior, byov.TeacherMean | byov.TeacherNormal):
-        shake(model)
-        prior.ema.update(model, 0.9)
-    model.save_pretrained(tmp_path / "mlp")
-    same(model, byov.load(tmp_path / "mlp", mlp()), torch.randn(3, 6, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    "family",
-    [byov.FullGaussian(), byov.KroneckerGaussian(), byov.Shared(0.1), byov.ECMP(3, learn_probs=True, sigma=0.1)],
-    ids=lambda family: type(family).__name__,
-)
-def test_families_with_other_roles_travel(family: Any, tmp_path: Path) -> None:
-    model = byov.bayesianize(mlp(), {byov.output_layer: family})
+    model = byov.bayesianize(net, rules, **({} if prior is None else {"prior": prior}))
     shake(model)
+    if isinstance(prior, byov.TeacherMean | byov.TeacherNormal):
+        prior.ema.update(model, 0.9)
     model.save_pretrained(tmp_path)
-    same(model, byov.load(tmp_path, mlp()), torch.randn(3, 6))
+    same(model, byov.load(tmp_path, mlp()), torch.randn(3, 6, dtype=torch.float64))
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
@@ -120,6 +118,10 @@ def test_the_file_has_the_network_s_own_keys(tmp_path: Path) -> None:
     shake(model)
     model.save_pretrained(tmp_path)
     found, net = load_file(tmp_path / "model.safetensors"), mlp()
+    assert checkpoint.load(tmp_path / "model.safetensors").keys() == found.keys()  # by byov's own reader, too
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    byov.load(tmp_path, net)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())  # it is left as it is
     missing, more = net.load_state_dict(found, strict=False)
     assert missing == []
     assert {"0.weight.log_var", "3.bias.components", "byov.prior.std"} <= set(more)
@@ -312,20 +314,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     shake(second)
     second.save_pretrained(tmp_path, force=True)
     same(second, byov.load(tmp_path, mlp()), torch.randn(3, 6))
-    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "byov.json", "model.safetensors", "notes.txt"}
-
-
-def test_the_weights_are_a_checkpoint(tmp_path: Path) -> None:
-    model = saved(tmp_path)
-    assert torch.equal(checkpoint.load(tmp_path / "model.safetensors")["0.weight"], model.mean()["0.weight"])
-
-
-def test_the_given_network_stays_as_it_is(tmp_path: Path) -> None:
-    saved(tmp_path)
-    net = mlp()
-    before = {key: value.clone() for key, value in net.state_dict().items()}
-    byov.load(tmp_path, net)
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "notes.txt"}
 
 
 # The Hub
@@ -363,11 +352,7 @@ def test_to_the_hub_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         model.push_to_hub("me/posterior", recipe={})
     assert Hub.made == []
     assert model.push_to_hub("me/posterior", hub={"commit_message": "First"}) == "First"
-    assert {path.name for path in (tmp_path / "me/posterior").iterdir()} == {
-        "README.md",
-        "byov.json",
-        "model.safetensors",
-    }
+    assert {path.name for path in (tmp_path / "me/posterior").iterdir()} == FILES
     same(model, byov.load("me/posterior"), KINDS["bert"].batch())
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         byov.load("no/such/folder")

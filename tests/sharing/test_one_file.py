@@ -29,39 +29,26 @@ def run(path: Path, x: Any) -> dict[str, Tensor]:
     return {each.name: torch.from_numpy(value) for each, value in zip(session.get_outputs(), out, strict=True)}
 
 
-def agrees(model: byov.BayesianModule, path: Path, x: Any, draws: int, **options: Any) -> None:
+def agrees(model: byov.BayesianModule, path: Path, x: Any, draws: Any, **options: Any) -> None:
     found, expected = run(path, x), byov.predict(model, x, draws, generator=seeded(3), **options)
     assert {"mean", "std"} <= set(found)
     for name, value in found.items():
         torch.testing.assert_close(value, getattr(expected, name), rtol=1e-5, atol=1e-5)
 
 
-def exported(kind: Kind, family: Any, path: Path) -> None:
-    model = kind.model(family).train()
+SOME = [(KINDS["bert"], byov.Gaussian(), "m.pt2"), (KINDS["timm-vit"], byov.EMP(2), "m.onnx")]
+EVERY = [pytest.param(*pair.values, name, marks=pytest.mark.slow) for pair in GRID for name in ("m.pt2", "m.onnx")]
+
+
+@pytest.mark.parametrize(("kind", "family", "name"), [*SOME, *EVERY])
+def test_a_pair_exports(kind: Kind, family: Any, name: str, tmp_path: Path) -> None:
+    model, path = kind.model(family).train(), tmp_path / name
     format = "onnx" if path.suffix == ".onnx" else "torch"
     byov.export(model, kind.batch(1), path, 2, format, generator=seeded(3))  # type: ignore[arg-type]
     assert model.training
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
     assert set(run(path, kind.batch(5))) == {"mean", "std", "entropy", "expected_entropy", "mutual_information"}
     agrees(model, path, kind.batch(5), 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])
-@pytest.mark.parametrize(("kind", "family"), GRID)
-def test_every_pair_exports(kind: Kind, family: Any, name: str, tmp_path: Path) -> None:
-    exported(kind, family, tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "family", "name"),
-    [
-        ("bert", byov.Gaussian(), "m.pt2"),
-        ("timm-vit", byov.EMP(2), "m.onnx"),
-    ],
-)
-def test_some_pairs_export(kind: str, family: Any, name: str, tmp_path: Path) -> None:
-    exported(KINDS[kind], family, tmp_path / name)
 
 
 class Noisy(nn.Module):
@@ -76,23 +63,29 @@ class Noisy(nn.Module):
         return {"mean": mean, "log_var": log_var, "more": x}
 
 
+SURE = byov.Gaussian(log_var=-18.0)
+"""Draws that hardly differ are no random network: their mutual information is the rounding of two entropies."""
+
+
 @pytest.mark.parametrize(
-    ("make", "options"),
+    ("make", "family", "options"),
     [
-        (mlp, {"task": "regression", "precision": 4.0}),
-        (mlp, {"task": "regression"}),
-        (mlp, {"task": "multilabel"}),
-        (Noisy, {"task": "gaussian"}),
-        (Noisy, {"task": "regression", "output": "mean"}),
-        (Recurrent, {}),
+        (mlp, byov.Ensemble(3), {"task": "regression", "precision": 4.0}),  # it has buffers of its own
+        (mlp, byov.Ensemble(3), {"task": "regression"}),
+        (mlp, byov.Ensemble(3), {"task": "multilabel"}),
+        (mlp, byov.Ensemble(3), {"temperature": byov.Temperature(2.0)}),
+        (mlp, SURE, {}),
+        (Noisy, byov.Gaussian(log_var=-3.0), {"task": "gaussian"}),
+        (Noisy, byov.Gaussian(log_var=-3.0), {"task": "regression", "output": "mean"}),
+        (Recurrent, byov.Gaussian(log_var=-3.0), {}),
     ],
 )
-def test_other_tasks_and_outputs(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    family = byov.Ensemble(3) if make is mlp else byov.Gaussian(log_var=-3.0)  # the one has buffers of its own
+def test_other_tasks_and_outputs(make: Any, family: Any, options: dict[str, Any], tmp_path: Path) -> None:
     model = byov.bayesianize(make(), family)
     shake(model)
-    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", 4, generator=seeded(3), **options)
-    agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), 4, **options)
+    draws: Any = "members" if "temperature" in options else 4
+    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", draws, generator=seeded(3), **options)
+    agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), draws, **options)
 
 
 class Headed(nn.Module):
@@ -114,23 +107,6 @@ def test_a_random_last_layer_takes_one_pass(make: Any, tmp_path: Path) -> None:
     program = torch.export.load(tmp_path / "m.pt2")
     products = [node for node in program.graph.nodes if "linear" in str(node.target)]
     assert len(products) <= 3  # the body's, the layer's own, and all draws of the layer
-
-
-def test_draws_that_hardly_differ_are_no_random_network(tmp_path: Path) -> None:
-    """Their mutual information is the rounding of two entropies."""
-    model = byov.bayesianize(mlp(), byov.Gaussian(log_var=-18.0))
-    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", 4, generator=seeded(3))
-    agrees(model, tmp_path / "m.pt2", torch.randn(7, 6), 4)
-
-
-def test_members_and_temperatures(tmp_path: Path) -> None:
-    model = byov.from_checkpoints([mlp().eval(), mlp().eval(), mlp().eval()])
-    options: Any = {"temperature": byov.Temperature(2.0)}
-    byov.export(model, torch.randn(3, 6), tmp_path / "m.pt2", "members", **options)
-    x = torch.randn(7, 6)
-    found, expected = run(tmp_path / "m.pt2", x), byov.predict(model, x, "members", **options)
-    for name, value in found.items():
-        torch.testing.assert_close(value, getattr(expected, name), rtol=1e-5, atol=1e-5)
 
 
 def test_the_point_network_exports_as_any_network(tmp_path: Path) -> None:

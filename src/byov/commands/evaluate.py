@@ -16,22 +16,6 @@ Model = Annotated[
         " split), or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
     ),
 ]
-ShiftKind = Annotated[
-    str,
-    typer.Option(
-        help="Shift the images by none, augmentations (15) or corruptions (15).", rich_help_panel=options.DATA
-    ),
-]
-Out = Annotated[Path, typer.Option(help="Write the results to this file.", rich_help_panel=options.OUTPUT)]
-Baseline = Annotated[
-    Path | None,
-    typer.Option(
-        help="Compare with another --out, for mCE and relative mCE.", show_default=False, rich_help_panel=options.OUTPUT
-    ),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume/--force", help="Continue --out, or overwrite it.", rich_help_panel=options.OUTPUT)
-]
 
 
 def command(
@@ -39,23 +23,23 @@ def command(
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
-    shift: ShiftKind = "none",
+    shift: Annotated[str, options.data("Shift the images by none, augmentations (15) or corruptions (15).")] = "none",
     severities: options.Severities = "1-5",
-    limit: options.Limit = None,
+    limit: Annotated[int | None, options.data("Evaluate on this many images.")] = None,
     train_limit: options.TrainLimit = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
-    normalise: options.Normalise = False,
+    normalise: Annotated[bool, options.data("Standardise by the training split's moments.", "--normalise")] = False,
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     network: options.Network = "student",
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
-    bins: options.Bins = 15,
-    out: Out = Path("results.json"),
-    baseline: Baseline = None,
-    resume: Resume = True,
+    bins: Annotated[int, options.output("Divide confidence into this many bins for ECE and adaptive ECE.")] = 15,
+    out: Annotated[Path, options.output("Write the results to this file.")] = Path("results.json"),
+    baseline: Annotated[Path | None, options.output("Compare with another --out, for mCE and relative mCE.")] = None,
+    resume: Annotated[bool, options.output("Continue --out, or overwrite it.", "--resume/--force")] = True,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
     precision: options.Precision = "32-true",

@@ -11,21 +11,8 @@ from byov.commands import options
 
 What = Annotated[
     str,
-    typer.Option(
-        help="Look at layers, convergence, noise, alignment, gallery, humans, representation, several with commas,"
-        " or all."
-    ),
-]
-Bootstraps = Annotated[
-    int,
-    typer.Option(max=10_000, help="Resample the draws, or the images, this often.", rich_help_panel=options.DRAWS),
-]
-ForeignImages = Annotated[
-    str | None,
-    typer.Option(
-        help="Take foreign test images for representation from here: svhn, npz:FILE ….",
-        show_default=False,
-        rich_help_panel=options.DATA,
+    options.plain(
+        "Look at layers, convergence, noise, alignment, gallery, humans, representation, several with commas, or all."
     ),
 ]
 
@@ -35,18 +22,16 @@ def command(
         list[Path], typer.Argument(help="Look at these runs of byov pretrain or byov train, by their folders.")
     ],
     what: What = "all",
-    out: Annotated[Path, typer.Option(help="Write WHAT.json, WHAT.png and WHAT.svg to this folder.")] = Path(
-        "exploration"
-    ),
+    out: Annotated[Path, options.plain("Write WHAT.json, WHAT.png and WHAT.svg to this folder.")] = Path("exploration"),
     force: options.Force = False,
     samples: options.Samples = 50,
-    bootstraps: Bootstraps = 50,
+    bootstraps: Annotated[int, options.draws("Resample the draws, or the images, this often.", max=10_000)] = 50,
     seed: options.Seed = 0,
-    limit: Annotated[
-        int, typer.Option(help="Look at this many test images; 0 looks at all.", rich_help_panel=options.DATA)
-    ] = 2000,
+    limit: Annotated[int, options.data("Look at this many test images; 0 looks at all.")] = 2000,
     train_limit: options.TrainLimit = None,
-    ood: ForeignImages = None,
+    ood: Annotated[
+        str | None, options.data("Take foreign test images for representation from here: svhn, npz:FILE ….")
+    ] = None,
     root: options.Root = None,
     device: options.Device = "auto",
     trust: options.Trust = False,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from byov.commands.options import plain
+
 
 def command(
     model: Annotated[
@@ -16,25 +18,19 @@ def command(
             " else timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
         ),
     ],
-    k: Annotated[int, typer.Option("--k", help="Give EMP, ECMP and the explicit ensemble this many components.")] = 5,
+    k: Annotated[int, plain("Give EMP, ECMP and the explicit ensemble this many components.", "--k")] = 5,
     on: Annotated[
         str | None,
-        typer.Option(
-            help="Put every family on all, norm+output, norm or output, or on what a glob matches, as '*attn*'"
-            " (without it: EMP and ECMP on norm+output and on norm, the others on all).",
-            show_default=False,
+        plain(
+            "Put every family on all, norm+output, norm or output, or on what a glob matches, as '*attn*'"
+            " (without it: EMP and ECMP on norm+output and on norm, the others on all)."
         ),
     ] = None,
     classes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Give the network this many outputs (without it: as many as it usually has).",
-            show_default=False,
-        ),
+        int | None, plain("Give the network this many outputs (without it: as many as it usually has).", min=1)
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write the table to this file.", show_default=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --json overwrite a file.")] = False,
+    json: Annotated[Path | None, plain("Also write the table to this file.")] = None,
+    force: Annotated[bool, plain("Let --json overwrite a file.", "--force")] = False,
 ) -> None:
     """Count parameters, overhead and effective ensemble size of every family on a network, without building any.
 

@@ -21,37 +21,22 @@ Data = Annotated[
     list[str],
     typer.Argument(help="Predict these picture files, a folder of images, an .npz file, or a data set by its name."),
 ]
-Split = Annotated[
-    str | None,
-    typer.Option(
-        help="Predict this split; without it the test split, or all of a folder without splits.",
-        show_default=False,
-        rich_help_panel=options.DATA,
-    ),
-]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(
-        help="Stop drawing for an input at this standard error of its mean.",
-        show_default=False,
-        rich_help_panel=options.DRAWS,
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(help="Write to this file: .csv, or .npz with all probabilities.", rich_help_panel=options.OUTPUT),
-]
+Out = Annotated[Path, options.output("Write to this file: .csv, or .npz with all probabilities.")]
 
 
 def command(
     model: Model,
     data: Data,
-    split: Split = None,
+    split: Annotated[
+        str | None, options.data("Predict this split; without it the test split, or all of a folder without splits.")
+    ] = None,
     root: options.Root = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     samples: options.Samples = 100,
-    tolerance: Tolerance = None,
+    tolerance: Annotated[
+        float | None, options.draws("Stop drawing for an input at this standard error of its mean.")
+    ] = None,
     strategy: options.Strategy = "auto",
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,

@@ -7,27 +7,22 @@ from typing import Annotated
 
 import typer
 
+from byov.commands.options import plain
+
 
 def command(
     recipe: Annotated[
         Path | None,
         typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is BYOV on digits."),
     ] = None,
-    run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard in this folder.")] = Path(
-        "runs/pretrain"
-    ),
+    run: Annotated[Path, plain("Keep checkpoint, log and TensorBoard in this folder.")] = Path("runs/pretrain"),
     objective: Annotated[
-        str | None,
-        typer.Option(
-            help="Learn by byol, simsiam, simclr, moco, barlow, vicreg or dino: ssl.objective of the recipe.",
-            show_default=False,
-        ),
+        str | None, plain("Learn by byol, simsiam, simclr, moco, barlow, vicreg or dino: ssl.objective of the recipe.")
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change the recipe by key=value, such as train.lr=0.01; may be repeated."),
+        list[str] | None, plain("Change the recipe by key=value, such as train.lr=0.01; may be repeated.", "--set")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the run in --run, or start it.")] = False,
+    resume: Annotated[bool, plain("Resume the run in --run, or start it.")] = False,
 ) -> None:
     """Pretrain on images without labels, with a posterior over the weights (posterior.family = "none" is without).
 

@@ -9,20 +9,11 @@ import typer
 
 from byov.commands import options
 
-Samples = Annotated[
-    int,
-    typer.Option(
-        max=options.MOST_DRAWS,
-        help="Read under this many draws of the posterior; 0 reads only at μ.",
-        rich_help_panel=options.DRAWS,
-    ),
-]
 Protocol = Annotated[
     str,
-    typer.Option(
-        help="Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random crops,"
-        " of student and teacher.",
-        rich_help_panel=options.DRAWS,
+    options.draws(
+        "Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random crops, of"
+        " student and teacher."
     ),
 ]
 
@@ -32,28 +23,20 @@ def command(
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
-    samples: Samples = 30,
+    samples: Annotated[
+        int, options.draws("Read under this many draws of the posterior; 0 reads only at μ.", max=options.MOST_DRAWS)
+    ] = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
-    k: Annotated[
-        int,
-        typer.Option(
-            help="Ask this many neighbours, at most a tenth of the training images.", rich_help_panel=options.DRAWS
-        ),
-    ] = 200,
+    k: Annotated[int, options.draws("Ask this many neighbours, at most a tenth of the training images.")] = 200,
     network: options.Network = "student",
     protocol: Protocol = "lbfgs",
-    epochs: Annotated[
-        int, typer.Option(help="Train for this many epochs with --protocol byol.", rich_help_panel=options.DRAWS)
-    ] = 80,
+    epochs: Annotated[int, options.draws("Train for this many epochs with --protocol byol.")] = 80,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.Precision = "32-true",
     trust: options.Trust = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the numbers and their protocol here, as JSON.", rich_help_panel=options.OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, options.output("Write the numbers and their protocol here, as JSON.")] = None,
     force: options.Force = False,
 ) -> None:
     """Fit kNN and linear probes on the run's training images, and read them at the posterior mean and under draws.

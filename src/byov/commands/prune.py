@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from byov.commands import options
-from byov.commands.prune_sweep import Refit, Sparsities, Sweep, Twin, sweep_command
+from byov.commands.options import panel, plain
 
-ROUNDS = "Fine-tuning in rounds"
+tuned, swept = panel("Fine-tuning in rounds"), panel("Sweep")
 Run = Annotated[
     Path, typer.Argument(help="Prune this run of byov pretrain or byov train, by its folder or checkpoint.")
 ]
-Out = Annotated[Path, typer.Option(help="Write to this file: safetensors, or of a sweep JSON.")]
-Sparsity = Annotated[float, typer.Option(help="Set this share of weights to 0, or remove this share of groups.")]
 Order = Annotated[
     str | None,
-    typer.Option(
-        help="Decide by snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
-        " Default: snr, and of a sweep all that the run allows.",
-        show_default=False,
+    plain(
+        "Decide by snr (|μ|/σ), magnitude (|μ|) or random; a sweep takes several, as in snr,random."
+        " Default: snr, and of a sweep all that the run allows."
     ),
 ]
-Scope = Annotated[
-    str, typer.Option(help="Prune that share of every layer, or of all weights: layer or global; of a sweep both.")
-]
-Groups = Annotated[
-    bool, typer.Option("--groups", help="Remove whole attention heads and hidden units, for a smaller network.")
-]
-Rounds = Annotated[
-    int,
-    typer.Option(
-        max=1000, help="Prune a run of byov train in this many rounds; 0 prunes at once.", rich_help_panel=ROUNDS
-    ),
-]
-Epochs = Annotated[int, typer.Option(help="Fine-tune for this many epochs in each round.", rich_help_panel=ROUNDS)]
-Rate = Annotated[float, typer.Option(help="Fine-tune at this learning rate.", rich_help_panel=ROUNDS)]
 
 
 def command(
     run: Run,
-    out: Out,
-    sparsity: Sparsity = 0.5,
+    out: Annotated[Path, plain("Write to this file: safetensors, or of a sweep JSON.")],
+    sparsity: Annotated[float, plain("Set this share of weights to 0, or remove this share of groups.")] = 0.5,
     by: Order = None,
-    scope: Scope = "layer",
-    groups: Groups = False,
+    scope: Annotated[
+        str, plain("Prune that share of every layer, or of all weights: layer or global; of a sweep both.")
+    ] = "layer",
+    groups: Annotated[
+        bool, plain("Remove whole attention heads and hidden units, for a smaller network.", "--groups")
+    ] = False,
     force: options.Force = False,
-    rounds: Rounds = 0,
-    epochs: Epochs = 1,
-    lr: Rate = 1e-3,
-    sweep: Sweep = False,
-    twin: Twin = None,
-    sparsities: Sparsities = None,
-    refit: Refit = False,
+    rounds: Annotated[int, tuned("Prune a run of byov train in this many rounds; 0 prunes at once.", max=1000)] = 0,
+    epochs: Annotated[int, tuned("Fine-tune for this many epochs in each round.")] = 1,
+    lr: Annotated[float, tuned("Fine-tune at this learning rate.")] = 1e-3,
+    sweep: Annotated[
+        bool, swept("Show instead the scores over sparsities, by SNR, magnitude and random.", "--sweep")
+    ] = False,
+    twin: Annotated[Path | None, swept("Sweep this deterministic run too, by magnitude.")] = None,
+    sparsities: Annotated[str | None, swept("Sweep these, such as 0,0.5,0.9; without it thirteen up to 0.95.")] = None,
+    refit: Annotated[bool, swept("Also read with a probe fitted to each pruned encoder.", "--refit")] = False,
     split: options.Split = "test",
     root: options.Root = None,
     seed: options.Seed = 0,
@@ -77,12 +66,12 @@ def command(
 
     check_file(out, run, force)
     named = choose_device(device)
-    place = named if sweep or rounds else "cpu"
-    reading = Reading(seed=seed, split=split, root=root, device=place, trust=trust)
+    reading = Reading(seed=seed, split=split, root=root, device=named if sweep or rounds else "cpu", trust=trust)
     if sweep:
         if groups or rounds:
             raise ValueError("A sweep is of single weights without fine-tuning: leave out --groups and --rounds.")
-        sweep_command(run, twin, out, by, scope, sparsities, refit, force, reading)
+        probing, orders = "both" if refit else "fixed", by and by.split(",")
+        _sweep(run, out, sparsities, force, twin=twin, by=orders, scope=scope, probing=probing, reading=reading)
         return
     if twin is not None or sparsities is not None or refit:
         raise ValueError("--twin, --sparsities and --refit are of a sweep: add --sweep.")
@@ -92,3 +81,19 @@ def command(
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
     show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))
+
+
+def _sweep(run: Path, out: Path, sparsities: str | None, force: bool, **how: Any) -> None:
+    """Read the run, and its twin, over sparsities; write the scores and their figure."""
+    from byov.commands.console import progress, show
+    from byov.evaluation.sweep import check_sweep_files, parse_sparsities, sweep_runs
+    from byov.files import write_json
+    from byov.report import drawing, figures, tables
+
+    check_sweep_files(out, force)
+    wanted = parse_sparsities(sparsities)
+    with progress() as advance:
+        content = sweep_runs(run, sparsities=wanted, report=advance, **how)
+    write_json(out, content)
+    drawing.save(figures.pruning_figure(content), out.with_suffix(""))
+    show(*tables.sweep(content), f"top-1, ECE, NLL and their protocol: {out}")

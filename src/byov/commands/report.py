@@ -15,31 +15,29 @@ Runs = Annotated[
         help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
     ),
 ]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Keep measured numbers in this folder; without it in RUN/report.", show_default=False),
-]
 
 
 def command(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("report.html"),
+    out: Annotated[Path, options.plain("Write the page to this file.")] = Path("report.html"),
     samples: options.Samples = 30,
     shift: Annotated[
-        str, typer.Option(help="Shift the images by few (5), augmentations (15), corruptions (15) or none.")
+        str, options.plain("Shift the images by few (5), augmentations (15), corruptions (15) or none.")
     ] = "few",
     severities: options.Severities = "1,3,5",
-    limit: Annotated[int, typer.Option(help="Read at most this many test images; 0 reads all of them.")] = 2000,
+    limit: Annotated[int, options.plain("Read at most this many test images; 0 reads all of them.")] = 2000,
     split: options.Split = "test",
     seed: options.Seed = 0,
     root: options.Root = None,
-    cache: Cache = None,
-    title: Annotated[str | None, typer.Option(help="Give the page this title.", show_default=False)] = None,
+    cache: Annotated[
+        Path | None, options.plain("Keep measured numbers in this folder; without it in RUN/report.")
+    ] = None,
+    title: Annotated[str | None, options.plain("Give the page this title.")] = None,
     device: options.Device = "auto",
     compute: Annotated[
-        bool, typer.Option("--compute/--no-compute", help="Measure what is missing, or show only what was recorded.")
+        bool, options.plain("Measure what is missing, or show only what was recorded.", "--compute/--no-compute")
     ] = True,
-    renew: Annotated[bool, typer.Option("--renew", help="Measure again what was kept.")] = False,
+    renew: Annotated[bool, options.plain("Measure again what was kept.", "--renew")] = False,
     trust: options.Trust = False,
     force: options.Force = False,
 ) -> None:

@@ -9,32 +9,22 @@ from typing import Annotated
 import typer
 
 from byov.commands import options
+from byov.commands.options import plain
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="Run these tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
 ]
-Listed = Annotated[bool, typer.Option("--list", help="Name every table and figure of both papers.")]
-Scale = Annotated[
-    str | None,
-    typer.Option(help="Run at quick or full scale; without it full on a GPU, else quick.", show_default=False),
-]
+Scale = Annotated[str | None, plain("Run at quick or full scale; without it full on a GPU, else quick.")]
 Runs = Annotated[
-    list[Path] | None,
-    typer.Option(help="Look at this run in the place of one that would be trained; may be repeated."),
+    list[Path] | None, plain("Look at this run in the place of one that would be trained; may be repeated.")
 ]
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="Begin no new work after this long; the same command continues.", show_default=False),
-]
-Out = Annotated[Path, typer.Option(help="Write the results of NAME to OUT/NAME.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Run again what is finished; parts of the same protocol are used again.")
-]
+Minutes = Annotated[float | None, plain("Begin no new work after this long; the same command continues.")]
+Force = Annotated[bool, plain("Run again what is finished; parts of the same protocol are used again.", "--force")]
 
 
 def command(
     names: Names = None,
-    list_: Listed = False,
+    list_: Annotated[bool, plain("Name every table and figure of both papers.", "--list")] = False,
     scale: Scale = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -42,7 +32,7 @@ def command(
     run: Runs = None,
     trust: options.Trust = False,
     minutes: Minutes = None,
-    out: Out = Path("reproduced"),
+    out: Annotated[Path, plain("Write the results of NAME to OUT/NAME.")] = Path("reproduced"),
     force: Force = False,
 ) -> None:
     """Run tables and figures of the papers again, and show them as paper | ours | verdict.

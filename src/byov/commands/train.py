@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
+from byov.commands.options import plain
+
 
 def command(
     recipe: Annotated[
         Path | None, typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is digits.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Keep checkpoint, log and TensorBoard here.")] = Path("runs/train"),
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipe, as in posterior.family=emp.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the run in --run, or start it.")] = False,
+    run: Annotated[Path, plain("Keep checkpoint, log and TensorBoard here.")] = Path("runs/train"),
+    set_: Annotated[list[str] | None, plain("Change the recipe, as in posterior.family=emp.", "--set")] = None,
+    resume: Annotated[bool, plain("Resume the run in --run, or start it.")] = False,
 ) -> None:
     """Train a network with labels under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
 

@@ -1,4 +1,4 @@
-"""The marginal likelihood of a Laplace approximation, and the prior's precision that makes it largest.
+"""The prior's precision of a Laplace approximation, by its marginal likelihood or by what it predicts of held-out data.
 
     log p(D) ≈ log p(D | w) − ½ δ ‖w‖² − ½ Σ_i log (1 + λ_i / δ)
 
@@ -9,13 +9,22 @@ rises, so there is one maximum, and halving an interval finds it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log, pi, sqrt
 
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.nn.functional import binary_cross_entropy
+
+from byov.posterior.module import BayesianModule
+from byov.posthoc.curvature import Likelihood
+from byov.prediction.outputs import Task
+from byov.prediction.predict import predict
 
 RANGE = (1e-8, 1e8)
 """Between these lies the prior's precision: weights of 0 would ask for infinity."""
+DRAWS, STEP = 128, sqrt(10)
+TASKS: dict[Likelihood, Task] = {"softmax": "classification", "bernoulli": "multilabel", "gaussian": "regression"}
 
 
 @dataclass(frozen=True)
@@ -82,3 +91,30 @@ def log_marginal(log_likelihood: float, values: Tensor, square: float, precision
 def gaussian_log_likelihood(loss: float, numbers: int, noise: float) -> float:
     """Compute log p of so many numbers with this half squared error under noise σ."""
     return -loss / noise**2 - numbers * log(noise * sqrt(2 * pi))
+
+
+# By held-out data
+
+
+def predictive_loss(head: BayesianModule, x: Tensor, y: Tensor, likelihood: Likelihood, noise: float | None) -> float:
+    """Compute the average negative log-likelihood of labels under the average of draws, the same ones at every call."""
+    found = predict(head, x, DRAWS, generator=Generator(x.device).manual_seed(0), task=TASKS[likelihood])
+    mean = found.mean.double()
+    if likelihood == "softmax":
+        rows = y.flatten() >= 0
+        of_label = mean[rows].gather(1, y.flatten().long()[rows, None])
+        return -float(of_label.clamp_min(1e-300).log().mean())
+    y = y.reshape(mean.shape).double()
+    if likelihood == "bernoulli":
+        return float(binary_cross_entropy(mean.clamp(0, 1), y))
+    variance = found.std.double().square() + (noise or 1.0) ** 2
+    return float(0.5 * ((y - mean).square() / variance + variance.log() + log(2 * pi)).mean())
+
+
+def climb(loss: Callable[[float], float], start: float) -> float:
+    """Return the precision, in half decades from `start`, from which a further one in either direction is worse."""
+    best, least = start, loss(start)
+    for step in (STEP, 1 / STEP):
+        while RANGE[0] < best * step < RANGE[1] and (now := loss(best * step)) < least:
+            best, least = best * step, now
+    return best

@@ -23,7 +23,7 @@ from byov.evaluation.rows import CLEAN, READINGS, Row, evaluate, plan, shifts_fo
 from byov.evaluation.scores import main_scores
 from byov.files import read_json, write_json
 from byov.prediction import Prediction
-from byov.report.figures import gallery_entries
+from byov.report.images import gallery_entries
 from byov.report.sources import ReportedRun, finite
 from byov.runs import CHECKPOINT, Reading, Run, open_run
 from byov.runs.run import Pretrained

@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Generator
 
-from byov.data import ImageSet
 from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
 from byov.evaluation.draws import Convergence, NoiseVariance
-from byov.evaluation.gallery import Gallery, Shown, certain_first, confident_mistakes, show
+from byov.evaluation.gallery import Gallery, Shown
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.pruning import Curve
+from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.sweep import sweep_groups
-from byov.prediction import Prediction
-from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, data_uri, log_labels, plain, styled, subscripted
-from byov.report.representation import representation_figure
+from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, log_labels, plain, styled, subscripted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 
 LINES = ("-", "--", ":", "-.")
 BELOW: Final = "outside lower center"
+ORDERS = ("spread_projector", "augmented_spread_projector", "spread_encoder", "augmented_spread_encoder")
+"""What images are ordered by, the first that there is: BYOL's loss is one of the directions of projections."""
 
 
 @styled
@@ -291,32 +291,48 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     plain(axes)
 
 
-def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> dict[str, Any]:
-    """Return the `count` images of least and most entropy, and the mistakes of most confidence, as inline pictures."""
-    assert data.labels is not None
-    assert prediction.entropy is not None
-    assert prediction.mutual_information is not None
-    probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
-    information = prediction.mutual_information.cpu()
-    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+@styled
+def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw a row for each data set: R-AUROC by measure and run; R@1 over the images' order, or the AUROC if foreign."""
+    sets = list(dict.fromkeys(name for run in found.values() for name in run["data"]))
+    made, rows = canvas(9.6, 3.3 * len(sets), len(sets), 2, width_ratios=[1.6, 1])
+    for (bars, side), data in zip(rows, sets, strict=True):
+        here = {name: run["data"][data] for name, run in found.items() if data in run["data"]}
+        labels = [f"{name}: R@1 {100 * each['r_at_1'][0]:.1f} %" for name, each in here.items()]
+        _dots(bars, [each["r_auroc"] for each in here.values()], labels)
+        bars.set(xlabel="R-AUROC", title=data)
+        for i, each in enumerate(here.values()):
+            measure = next((m for m in ORDERS if m in each["curve"]), "negative_norm")
+            share = [100 * value for value in each["curve"][measure]]
+            tenths = [100 * (k + 0.5) / len(share) for k in range(len(share))]
+            style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            side.plot(tenths, share, label=WITHOUT_LABELS[measure], markersize=4, linewidth=1.3, **style)
+        side.set(xlabel="images from the surest to the least sure (%)", ylabel="R@1 (%)", xlim=(0, 100))
+        side.legend()
+        plain(side)
+    foreign = {name: run["ood"] for name, run in found.items() if run["ood"]}
+    if foreign:
+        for (_, side), data in zip(rows[1:], sets[1:], strict=True):
+            side.clear()
+            _dots(side, [each[data] for each in foreign.values()], list(foreign))
+            side.set(xlabel="AUROC: foreign from known", title=f"{data} from {sets[0]}")
+    return made
 
-    def entry(shown: Shown) -> dict[str, Any]:
-        i = shown.index
-        numbers = {"confidence": probs[i].max(), "entropy": entropy[i], "mutual_information": information[i]}
-        return {
-            "index": i,
-            "label": shown.label,
-            "predicted": shown.predicted,
-            "correct": shown.label == shown.predicted,
-            **{name: round(float(value), 4) for name, value in numbers.items()},
-            "image": data_uri(shown.array()),
-        }
 
-    found: dict[str, Any] = {}
-    for name, places in (("certain", order), ("uncertain", order.flip(0)), ("mistakes", mistakes)):
-        shown = show(data.images, labels, data.class_names, probs, entropy, places[:count])
-        found[name] = [entry(each) for each in shown]
-    return {**found, "wrong": len(mistakes), "images": len(data)}
+def _dots(axes: Axes, readings: Sequence[Mapping[str, Sequence[float] | None]], labels: Sequence[str]) -> None:
+    """Draw a point with its error for each measure and run; the line is chance."""
+    measures = [m for m in WITHOUT_LABELS if any(m in each for each in readings)]
+    for i, (each, label) in enumerate(zip(readings, labels, strict=True)):
+        there = [(k, *values) for k, m in enumerate(measures) if (values := each.get(m)) is not None]
+        at = [k + 0.5 * ((i + 0.5) / len(readings) - 0.5) for k, *_ in there]
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        x, error = [v for _, v, _ in there], [e for _, _, e in there]
+        axes.errorbar(x, at, xerr=error, linestyle="none", markersize=4, elinewidth=0.9, label=label, **style)
+    axes.axvline(0.5, color="0.4", linewidth=0.9, linestyle=":")
+    axes.set_yticks(range(len(measures)), [WITHOUT_LABELS[m] for m in measures])
+    axes.set_ylim(len(measures) - 0.5, -0.5)
+    axes.legend()
+    plain(axes)
 
 
 def _alignment(result: dict[str, Any]) -> Figure:

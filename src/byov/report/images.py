@@ -1,4 +1,4 @@
-"""What the record of each image tells: reliability diagrams, selective risk, and how unsure the predictions are."""
+"""What the record of each image tells: reliability diagrams, selective risk, entropies; and pictures of some images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from byov.data import ImageSet
+from byov.evaluation.gallery import Shown, certain_first, confident_mistakes, show
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
 from byov.metrics.functional.uncertainty import curve_of_errors
+from byov.prediction import Prediction
+from byov.report.drawing import data_uri
 from byov.report.groups import Group, each_reading
 from byov.report.intervals import wilson
 from byov.report.sources import thinned
@@ -83,3 +87,31 @@ def entropy(groups: Sequence[Group]) -> dict[str, Any]:
         counts = torch.histc(found, ENTROPY_BINS, 0, top)
         shares.setdefault(name, {})[where] = [round(share, 5) for share in (counts / len(found)).tolist()]
     return {"width": top / ENTROPY_BINS, "shares": shares}
+
+
+def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> dict[str, Any]:
+    """Return the `count` images of least and most entropy, and the mistakes of most confidence, as inline pictures."""
+    assert data.labels is not None
+    assert prediction.entropy is not None
+    assert prediction.mutual_information is not None
+    probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
+    information = prediction.mutual_information.cpu()
+    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+
+    def entry(shown: Shown) -> dict[str, Any]:
+        i = shown.index
+        numbers = {"confidence": probs[i].max(), "entropy": entropy[i], "mutual_information": information[i]}
+        return {
+            "index": i,
+            "label": shown.label,
+            "predicted": shown.predicted,
+            "correct": shown.label == shown.predicted,
+            **{name: round(float(value), 4) for name, value in numbers.items()},
+            "image": data_uri(shown.array()),
+        }
+
+    found: dict[str, Any] = {}
+    for name, places in (("certain", order), ("uncertain", order.flip(0)), ("mistakes", mistakes)):
+        shown = show(data.images, labels, data.class_names, probs, entropy, places[:count])
+        found[name] = [entry(each) for each in shown]
+    return {**found, "wrong": len(mistakes), "images": len(data)}

@@ -42,8 +42,7 @@ class Interval:
 
 def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and its standard error; none of a single value."""
-    mean = float(np.mean(values))
-    return mean, float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return float(np.mean(values)), float(stats.sem(values)) if len(values) > 1 else None
 
 
 def estimate(values: Sequence[float]) -> dict[str, float | None]:
@@ -51,30 +50,21 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
     return dict(zip(("value", "error"), mean_error(values), strict=True))
 
 
-def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Estimate mean(second) − mean(first), by Welch's t: the seeds of the two have nothing to do with each other.
+def over_seeds(first: Sequence[float], second: Sequence[float], paired: bool = False) -> Interval:
+    """Estimate mean(second) − mean(first) by Welch's t: the seeds of the two have nothing to do with each other.
 
-    With no spread at all the interval is the value: equal numbers do not differ.
+    `paired` are the same runs read in two ways, by Student's t of their differences. With no spread at all the interval
+    is the value: equal numbers do not differ.
     """
     if len(first) < 2 or len(second) < 2:
         raise ValueError("An interval over seeds needs at least two runs on either side.")
     value = float(np.mean(second) - np.mean(first))
-    parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
-    variance = sum(parts)
-    if variance == 0:
+    spread = [np.ptp(np.subtract(second, first))] if paired else [np.ptp(first), np.ptp(second)]
+    if not any(spread):
         return Interval.around(value, 0.0, "seeds")
-    freedom = variance**2 / sum(p**2 / (len(each) - 1) for p, each in zip(parts, (first, second), strict=True))
-    reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * variance**0.5
-    return Interval.around(value, reach, "seeds")
-
-
-def over_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Estimate mean(second − first) of the same runs read in two ways, by Student's t."""
-    if len(first) != len(second) or len(first) < 2:
-        raise ValueError("An interval over pairs needs at least two of them.")
-    value, error = mean_error([b - a for a, b in zip(first, second, strict=True)])
-    reach = float(stats.t.ppf(0.5 + LEVEL / 2, len(first) - 1)) * (error or 0.0)
-    return Interval.around(value, reach, "seeds")
+    test = stats.ttest_rel(second, first) if paired else stats.ttest_ind(second, first, equal_var=False)
+    low, high = test.confidence_interval(LEVEL)
+    return Interval(value, float(low), float(high), "seeds")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from byov.data.printable import reason
 from byov.files import REAL, misfit, whole
 from byov.train import checkpoint
 from byov.train.config import flatten
@@ -70,8 +71,8 @@ class Header:
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
             if str(self.file) in str(error):
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ValueError(f"{self.file} cannot be opened: {reason}.") from error
+            said = reason(error).rstrip(".")
+            raise ValueError(f"{self.file} cannot be opened: {said}.") from error
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Read the objects of a file beside the checkpoint; see `read_lines`."""

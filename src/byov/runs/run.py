@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 import byov
 from byov.data import ImageSet
 from byov.data.labelled import in_memory, labelled
+from byov.data.printable import reason
 from byov.models.registry import resolve
 from byov.posterior.module import BayesianModule
 from byov.prediction import Prediction
@@ -262,8 +263,8 @@ class Network(Run):
         try:
             outputs = Classifier(self.network)(data.images[:2].float() / 255).mean.shape[1]
         except (RuntimeError, AssertionError, IndexError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"The network cannot take images of {shape}: {reason}") from error
+            said = reason(error)
+            raise ValueError(f"The network cannot take images of {shape}: {said}") from error
         if outputs != len(data.class_names):
             raise ValueError(f"The network has {outputs} outputs, but {data.name} has {len(data.class_names)} classes.")
 

@@ -160,8 +160,7 @@ def load(
         try:
             model = _posterior(net, about, chosen, tensors)
         except (ValueError, KeyError, RuntimeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            kind = about["network"]["class"]
+            kind, reason = about["network"]["class"], origin.first_line(error)
             raise ValueError(f"{folder} holds a posterior over another {kind} than this network: {reason}.") from error
     if (fitted := about.get("evidence")) is not None:
         vars(model)["evidence"] = Evidence(**{field.name: fitted.get(field.name) for field in fields(Evidence)})

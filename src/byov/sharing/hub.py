@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from byov.sharing.origin import first_line
+
 NEEDS = "The Hugging Face Hub needs huggingface_hub: pip install 'torch-byov[hf]'."
 
 
@@ -45,5 +47,6 @@ def fetched(name: str, files: tuple[str, ...], options: Mapping[str, Any]) -> Pa
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), **options))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise FileNotFoundError(f"There is no folder {name}, and the Hub does not give it: {reason}.") from error
+        raise FileNotFoundError(
+            f"There is no folder {name}, and the Hub does not give it: {first_line(error)}."
+        ) from error

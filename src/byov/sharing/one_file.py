@@ -24,6 +24,7 @@ from byov.prediction.predict import predict
 from byov.prediction.resident import evaluating
 from byov.prediction.result import Moments, Prediction
 from byov.prediction.strategies import members
+from byov.sharing.origin import first_line
 
 Format = Literal["torch", "onnx"]
 ONNX_LIMIT = 2_000_000_000
@@ -179,8 +180,9 @@ def _program(fixed: Fixed, x: Batch) -> ExportedProgram:
     try:
         return torch.export.export(fixed, given)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
-        raise ValueError(f"torch.export cannot trace this {type(fixed.net).__name__}: {reason}.") from error
+        raise ValueError(
+            f"torch.export cannot trace this {type(fixed.net).__name__}: {first_line(error)[:200]}."
+        ) from error
 
 
 def _tokens(tensor: Tensor) -> bool:
@@ -223,8 +225,8 @@ def _write_onnx(program: ExportedProgram, path: Path, names: list[str] | None, x
             warnings.simplefilter("ignore")
             found: Any = torch.onnx.export(program, given, dynamo=True, verbose=False)
     except Exception as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0][:200].rstrip(".")
-        raise ValueError(f"torch.onnx cannot write this network: {reason}.") from error
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise ValueError(f"torch.onnx cannot write this network: {first_line(cause)[:200]}.") from error
     # By hand, because a value inside may have the name of an output: a layer that pools is a `mean`.
     graph = found.model.graph
     for value in (value for node in graph for value in node.outputs):

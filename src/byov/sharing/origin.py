@@ -58,8 +58,13 @@ def build(recipe: Recipe) -> nn.Module:
     try:
         return BUILDERS[library](recipe)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error)
         raise ValueError(f"{library} does not make {name_of(recipe)!r} of this recipe: {reason}.") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its kind where it says nothing, without a full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def library_of(recipe: Any) -> str:
