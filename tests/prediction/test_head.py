@@ -5,7 +5,6 @@ Networks that do odd things before, in or after their head are in `test_odd_netw
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -122,13 +121,6 @@ def test_it_is_used(kind: str) -> None:
     assert agree(byov.bayesianize(net, rules), torch.randn(5, 6), task=task).strategy == "head"
 
 
-def test_one_output_of_a_regression_and_a_mapping() -> None:
-    model, x = byov.bayesianize(nn.Sequential(nn.Tanh(), nn.Linear(6, 1)), byov.Gaussian(-1.0)), torch.randn(5, 6)
-    found = byov.predict(model, {"input": x}, 9, generator=seeded(), task="regression", keep=True)
-    assert found.strategy == "head"
-    assert_close(found.draws, by_hand(model, x, 9, softmax=False))
-
-
 @pytest.mark.parametrize("part", ["", "body", "head"])
 def test_a_compiled_network(part: str) -> None:
     """Its compiled code calls no hooks; the first pass runs as it is written."""
@@ -186,14 +178,6 @@ def test_an_ensemble_that_owns_statistics_before_the_layer() -> None:
 
 def test_one_draw_is_a_pass() -> None:
     assert byov.predict(byov.bayesianize(Net(), HEAD), torch.randn(5, 6), 1).strategy == "loop"
-
-
-@pytest.mark.parametrize("width", [6, 5])
-def test_no_hook_is_left_behind(width: int) -> None:
-    model = byov.bayesianize(Net(), HEAD)
-    with contextlib.suppress(RuntimeError):  # of another width
-        byov.predict(model, torch.randn(5, width), 5)
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("net", [Net(), of_torch()], ids=["own", "of torch"])

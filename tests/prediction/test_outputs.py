@@ -15,9 +15,8 @@ from torch.testing import assert_close
 
 import byov
 
-from .networks import HEAD, Net, by_hand
+from .networks import HEAD, STRATEGIES, Net, by_hand
 
-STRATEGIES = ("loop", "vmap", "auto")
 Pair = namedtuple("Pair", "features logits")
 
 
@@ -151,14 +150,6 @@ def test_tokens_and_pixels(strategy: Any) -> None:
     assert_close(single.mean[:, 1], outputs.view(6, 5, 2, 2).sigmoid().mean(0))
 
 
-def test_a_regression_has_its_parts_too() -> None:
-    model, x, outputs = made()
-    got = found(model, x, task="regression", precision=4.0)
-    assert_close(got.epistemic, outputs.var(0, correction=0))
-    assert_close(got.aleatoric, torch.full((5, 4), 0.25))
-    assert found(model, x, task="regression").aleatoric is None
-
-
 # What is returned
 
 
@@ -206,6 +197,12 @@ def test_the_head_is_not_used_for_another_output() -> None:
         (lambda h: h, {"output": 1.5}, TypeError, r"a name, a number in a tuple or a function, not 1\.5"),
         (lambda h: h, {"output": lambda h: None}, TypeError, "The output has to be one tensor, not NoneType"),
         (lambda h: {"a": h, "b": h}, {}, TypeError, "returns 'a', 'b': add output="),
+        (lambda h: (h, h), {}, TypeError, "returns a tuple of 2: add output=0"),
+        (lambda h: "text", {"task": "regression"}, TypeError, "has to be one tensor, not str"),
+        (lambda h: h.argmax(1), {}, TypeError, "floating-point outputs, not torch.int64"),
+        (lambda h: h[:, :, None], {"task": "classification"}, ValueError, r"logits \(N, C\), not .* \(5, 4, 1\)"),
+        (lambda h: h.sum(), {"task": "regression"}, ValueError, r"a tensor of shape \(\) for 5 inputs"),
+        (lambda h: h.mean(0, keepdim=True), {}, ValueError, r"shape \(1, 4\) for 5 inputs"),
         (lambda h: [{"boxes": h}] * 5, {}, TypeError, "A detector's boxes .* have no mean: add output="),
         (lambda h: (h[0, 0], [{"boxes": h}]), {}, TypeError, "A detector's boxes"),
         (lambda h: h[:, :3], {"task": "gaussian"}, ValueError, r"halves of dimension 1, \(N, 2 T\), not .*\(5, 3\)"),
@@ -216,10 +213,15 @@ def test_the_head_is_not_used_for_another_output() -> None:
         (lambda h: h, {"task": "gaussian", "precision": 1.0}, ValueError, "belongs to a regression"),
     ],
 )
-def test_bad_tasks_and_outputs(what: Any, options: Any, error: type[Exception], sentence: str) -> None:
-    model, x, _ = made(what)
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bad_tasks_and_outputs(
+    what: Any, options: Any, error: type[Exception], sentence: str, strategy: Any, plain: bool
+) -> None:
+    posterior, x, _ = made(what)
+    model: nn.Module = Returns(what) if plain else posterior
     with pytest.raises(error, match=sentence) as refusal:
-        found(model, x, **options)
+        found(model, x, strategy=strategy, **options)
     assert "\n" not in str(refusal.value)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -283,7 +285,7 @@ def test_a_prediction_moves_and_stays_itself() -> None:
     assert torch.equal(got.cpu().mean, got.mean)
 
 
-def test_lightning_carries_it() -> None:
+def test_a_lightning_module_without_a_forward_is_its_posterior() -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -291,20 +293,8 @@ def test_lightning_carries_it() -> None:
             super().__init__()
             self.model = byov.bayesianize(mlp(), byov.Gaussian(-3.0))
 
-        def predict_step(self, batch: Any) -> byov.Prediction:
-            return byov.predict(self.model, batch, 5, generator=seeded())
-
     module, x = Module(), torch.randn(6, 6)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, **quiet)
-    parts = trainer.predict(module, torch.utils.data.DataLoader(x, batch_size=4))
-    whole = byov.predict(module, x, 5, generator=seeded())  # without a forward, the module is its posterior
-    assert_close(byov.Prediction.cat(parts).mean, whole.mean)
+    whole = byov.predict(module, x, 5, generator=seeded())
     assert_close(byov.predict(module.model, x, 5, generator=seeded()).mean, whole.mean)
 
 

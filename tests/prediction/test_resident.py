@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from small_networks import NETWORKS, Recurrent, Tied, mlp, seeded
+from small_networks import Tied, mlp, seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import byov
 
-from .networks import STRATEGIES, Net, by_hand, shared, snapshot, spread
-
-KINDS = {
-    **NETWORKS,
-    "lstm": (Recurrent, lambda: torch.randn(4, 6)),
-    "shared": (shared, lambda: torch.randn(4, 6)),
-    "head": (Net, lambda: torch.randn(4, 6)),
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", [byov.Gaussian(-3.0), byov.Ensemble(3)], ids=lambda f: type(f).__name__)
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_predicts_as_by_hand_and_nothing_is_left_changed(kind: str, family: Any, strategy: Any) -> None:
-    make, batch = KINDS[kind]
-    model, x = spread(byov.bayesianize(make(), family)), batch()
-    expected = by_hand(model, x, 3)
-    model.train()
-    first = next(module for module in model.net.modules() if module is not model.net)
-    first.eval()  # as frozen statistics are, in a model that trains
-    before = snapshot(model)
-    with pytest.raises(RuntimeError) if (strategy, kind) == ("vmap", "lstm") else nullcontext():
-        found = byov.predict(model, x, 3, strategy, generator=seeded(), keep=True)
-        assert_close(found.draws, expected, rtol=0, atol=0 if strategy == "loop" else 3e-6)
-    assert snapshot(model) == before
-    assert model.training
-    assert not first.training
+from .networks import KINDS, STRATEGIES, by_hand, snapshot, spread
 
 
 class Fails(nn.Module):

@@ -51,9 +51,12 @@ def test_a_regression_without_a_precision_has_no_entropy() -> None:
     assert_close(found.draws, by_loop)
     assert_close(found.mean, by_loop.mean(0))
     assert_close(found.std, by_loop.std(0, correction=0))
-    assert found.entropy is found.expected_entropy is found.mutual_information is None
+    assert_close(found.epistemic, found.std**2)
+    assert found.aleatoric is found.entropy is found.expected_entropy is found.mutual_information is None
     with_noise = byov.predict(model, x, 50, generator=seeded(2), task="regression", precision=4.0)
     assert_close(with_noise.std, (found.std**2 + 0.25).sqrt())
+    assert_close(with_noise.epistemic, found.epistemic)
+    assert_close(with_noise.aleatoric, torch.full((3, 1), 0.25))
     assert_close(with_noise.mean, found.mean)
 
 
