@@ -59,15 +59,6 @@ def test_images_of_a_batch_have_draws_of_their_own(f: Shift) -> None:
     assert differ == (f.name not in fixed or f is AUGMENTATIONS["brightness"])
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
-@pytest.mark.parametrize("size", [32, 96])
-def test_an_image_does_not_depend_on_the_others_in_its_batch(name: str, size: int) -> None:
-    images = images_of(224)[..., :size, :size]
-    together = corrupt(images, name, 4)
-    alone = torch.cat([corrupt(image[None], name, 4) for image in images])
-    assert (together - alone).abs().max() < 1e-5
-
-
 # Steps (k: from severity k to k + 1) at which the published parameters themselves make no larger change: the elastic
 # transform's affine map shrinks with the severity (in ImageNet-C from 49 px to 5 px); glass blur trades reach, blur and
 # iterations for one another; CIFAR-10-C's motion blur only adds taps of weight 0; snow and frost darken too.
@@ -132,9 +123,7 @@ def test_the_table_follows_the_shorter_side_and_can_be_told() -> None:
     noise = CORRUPTIONS["gaussian_noise"]
     assert noise.strength(5, 64) == (0.10,)
     assert noise.strength(5, 65) == (0.38,)
-    flat = torch.full((4, 3, 64, 200), 0.5)
-    assert abs(float(corrupt(flat, "gaussian_noise", 1, seeded()).std()) - 0.04) < 0.002
-    assert abs(float(corrupt(flat, "gaussian_noise", 1, seeded(), table="imagenet").std()) - 0.08) < 0.002
+    assert noise.strength(5, 64, "imagenet") == (0.38,)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_forecasts_and_labels(function: Callable[..., Any], sentence: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-@pytest.mark.parametrize("function", CLASSIFICATION, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [*CLASSIFICATION, F.recall_at_1], ids=lambda f: f.__name__)
 def test_every_integer_dtype_is_a_label(function: Callable[..., Any], dtype: torch.dtype) -> None:
     assert_equal(function(GOOD, LABELS.to(dtype)), function(GOOD, LABELS))
 
@@ -107,6 +107,16 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: F.relative_mean_corruption_error(TABLE, 0.1, TABLE, 0.5), "'fog' does the baseline no harm"),
     (lambda: F.relative_mean_corruption_error(TABLE, 0.1, TABLE, 0.1, "mine"), "denominator must be one of"),
     (lambda: F.relative_mean_corruption_error(TABLE, -1.0, TABLE, 0.1), "clean must hold finite errors"),
+    (lambda: F.recall_at_1(ONE, LABELS), r"embeddings must have shape \(N, D\), got \(3,\)"),
+    (lambda: F.recall_at_1(GOOD * float("nan"), LABELS), "embeddings must be finite"),
+    (lambda: F.recall_at_1(GOOD[:1], LABELS[:1]), "needs at least two samples, got 1"),
+    (lambda: F.recall_at_1(GOOD[:0], LABELS[:0]), "embeddings is empty"),
+    (lambda: F.recall_at_1(GOOD, torch.tensor([0, 1, 1])), r"labels must have shape \(2,\), got \(3,\)"),
+    (lambda: F.recall_at_1(GOOD, LABELS.float()), "labels must have an integer dtype"),
+    (lambda: F.r_auroc(ONE, GOOD, LABELS), "one entry for each of the 2 samples, got 3"),
+    (lambda: F.r_auroc(ONE[:2] / 0, GOOD, LABELS), "uncertainty must be finite"),
+    (lambda: F.r_auroc(ONE[:2], GOOD, LABELS), "but all 2 are wrong"),
+    (lambda: F.r_auroc(ONE[:2], GOOD, torch.tensor([1, 1])), "but all 2 are right"),
     (lambda: metrics.Accuracy(top_k=0), "top_k must be a whole number"),
     (lambda: metrics.CalibrationError(bins=0), "bins must be a whole number"),
     (lambda: metrics.CalibrationError(norm="l2"), "norm must be one of"),
