@@ -5,7 +5,6 @@ from itertools import permutations
 
 import pytest
 import torch
-from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from byov.data import transforms
@@ -25,26 +24,6 @@ def spread(low: float, high: float, count: int = 12) -> torch.Tensor:
 
 def on_planes(operation: Callable, x: torch.Tensor, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
     return torch.stack(operation(x.unbind(1), *args, **kwargs), 1)
-
-
-@pytest.mark.parametrize("size", [(20, 17), (9, 30), (31, 8)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_crop_resize_flip_is_torchvisions(size: tuple[int, int], channels: int) -> None:
-    """Crops of every position and size, enlarged and reduced, with and without a flip."""
-    x = images(40, channels)
-    g = torch.Generator().manual_seed(1)
-    height, width = torch.randint(1, 21, (40,), generator=g), torch.randint(1, 18, (40,), generator=g)
-    top = (torch.rand(40, generator=g) * (21 - height)).floor()
-    left = (torch.rand(40, generator=g) * (18 - width)).floor()
-    flip = torch.rand(40, generator=g) < 0.5
-    rows = transforms.resize_matrix(top, height.float(), torch.zeros(40, dtype=torch.bool), 20, size[0])
-    columns = transforms.resize_matrix(left, width.float(), flip, 17, size[1])
-    ours = transforms.along_axes(x, rows, columns)
-    for i in range(40):
-        box = (int(top[i]), int(left[i]), int(height[i]), int(width[i]))
-        theirs = reference.resized_crop(x[i], *box, list(size), InterpolationMode.BICUBIC, antialias=True)
-        theirs = reference.horizontal_flip(theirs) if flip[i] else theirs
-        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("kernel", [3, 7, 23])

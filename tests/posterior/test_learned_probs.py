@@ -87,24 +87,6 @@ def test_the_gradient_is_unbiased_for_a_loss_that_is_quadratic_in_each_cell(kind
     torch.testing.assert_close(estimated["q.0.logits"], exact["q.0.logits"], rtol=1e-8, atol=1e-10)
 
 
-def test_the_components_gradient_is_that_of_the_draw() -> None:
-    """Learning p leaves the gradient of M alone: it is what it is with the same assignment and fixed p."""
-    net, x = nn.Linear(3, 2), torch.randn(4, 3, dtype=torch.float64)
-    learned = uneven(net, byov.EMP)
-    fixed = byov.bayesianize(net, byov.EMP(3)).double()
-    with torch.no_grad():
-        fixed.factors[0].get_parameter("components").copy_(learned.factors[0].get_parameter("components"))
-    for _, noise in every_draw(learned):
-        factor = learned.factors[0]
-        z = factor.family.assignment(factor.roles, factor.cells, noise)  # type: ignore[attr-defined]
-        for model, held in ((learned, noise), (fixed, {"z": z})):
-            model.zero_grad()
-            with model.draw(noise=[held]):
-                torch.sin(model(x)).sum().backward()
-        one, other = (m.factors[0].get_parameter("components").grad for m in (learned, fixed))
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_the_probabilities_and_so_do_the_moments(kind: type) -> None:
     model, n = uneven(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), kind), 1000
