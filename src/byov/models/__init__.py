@@ -1,8 +1,7 @@
 """The networks the papers use, and every network of timm and torchvision by name."""
 
-from byov.models.convnet import cifar_resnet18, convnet, resnet
+from byov.models.convnet import PyramidNet, cifar_resnet18, convnet, pyramidnet, resnet
 from byov.models.mlp import regression_mlp, table3_mlp
-from byov.models.pyramidnet import PyramidNet, pyramidnet
 from byov.models.registry import create, encoder, names
 from byov.models.vit import vit
 
