@@ -13,7 +13,7 @@ from torch import Generator, nn
 from torchvision.transforms.v2 import CenterCrop, Resize
 from torchvision.transforms.v2 import functional as F
 
-from byov.data.crops import TRIES, ResizedCrop, place_crops
+from byov.data.transforms import TRIES, ResizedCrop, place_crops
 from byov.runs import Reading, open_run
 from byov.train.config import load_config
 from byov.train.supervised import Supervised, start
