@@ -111,7 +111,10 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: F.recall_at_1(GOOD * float("nan"), LABELS), "embeddings must be finite"),
     (lambda: F.recall_at_1(GOOD[:1], LABELS[:1]), "needs at least two samples, got 1"),
     (lambda: F.recall_at_1(GOOD[:0], LABELS[:0]), "embeddings is empty"),
-    (lambda: F.recall_at_1(GOOD, torch.tensor([0, 1, 1])), r"labels must have shape \(2,\), got \(3,\)"),
+    (
+        lambda: F.recall_at_1(GOOD, torch.tensor([0, 1, 1])),
+        r"labels must have shape \(2,\) to match embeddings, got \(3,\)",
+    ),
     (lambda: F.recall_at_1(GOOD, LABELS.float()), "labels must have an integer dtype"),
     (lambda: F.r_auroc(ONE, GOOD, LABELS), "one entry for each of the 2 samples, got 3"),
     (lambda: F.r_auroc(ONE[:2] / 0, GOOD, LABELS), "uncertainty must be finite"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from byov import metrics
 from byov.metrics import functional as F
-from byov.metrics.functional import retrieval
+from byov.metrics.functional import uncertainty as retrieval
 
 
 def problem(seed: int, samples: int, width: int, classes: int, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from byov.metrics._shell import Samples, Value, figure_and_axes
-from byov.metrics.functional import retrieval
 from byov.metrics.functional import uncertainty as functional
 from byov.metrics.functional._checks import check_scores
 
@@ -141,11 +140,11 @@ class RecallAt1(_Retrieval):
 
     def update(self, embeddings: Tensor, labels: Tensor) -> None:
         """Add a batch: embeddings (N, D), labels (N,)."""
-        retrieval.check_embeddings(embeddings, labels)
+        functional.check_embeddings(embeddings, labels)
         self._keep(embeddings, labels)
 
     def _value(self, *states: Tensor) -> Tensor:
-        return retrieval.recall_at_1(*self._whole(*states))
+        return functional.recall_at_1(*self._whole(*states))
 
 
 class RAUROC(_Retrieval):
@@ -162,8 +161,8 @@ class RAUROC(_Retrieval):
 
     def update(self, uncertainty: Tensor, embeddings: Tensor, labels: Tensor) -> None:
         """Add a batch: uncertainty (N,), embeddings (N, D), labels (N,)."""
-        retrieval.check_embeddings(embeddings, labels)
+        functional.check_embeddings(embeddings, labels)
         self._keep(embeddings, labels, check_scores(uncertainty, "uncertainty", samples=len(embeddings)))
 
     def _value(self, uncertainty: Tensor, *states: Tensor) -> Tensor:
-        return retrieval.r_auroc(uncertainty, *self._whole(*states))
+        return functional.r_auroc(uncertainty, *self._whole(*states))
