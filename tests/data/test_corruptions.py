@@ -11,6 +11,7 @@ from imagecorruptions import corruptions as package
 from PIL import Image
 from scipy.ndimage import map_coordinates
 from skimage.filters import gaussian
+from small_networks import seeded
 from torch import Tensor
 
 from byov.data import image_ops
@@ -24,10 +25,6 @@ from .originals import DETERMINISTIC, FOG, FROST, MOTION_BLUR, RANDOM, SNOW, ori
 
 LEVEL = 1 / 255 + 1e-4
 EACH = pytest.mark.parametrize(("size", "severity"), [(size, k) for size in (32, 224) for k in (1, 2, 3, 4, 5)])
-
-
-def seeded(seed: int = 4) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def array(image: Tensor) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_networks import seeded
 from torch import Tensor
 
 from byov.data.augmentations import AUGMENTATIONS, augment
@@ -16,10 +17,6 @@ from .originals import DETERMINISTIC, photographs, tensor
 
 SHIFTS = [pytest.param(f, id=f"corruption-{name}") for name, f in CORRUPTIONS.items()]
 SHIFTS += [pytest.param(f, id=f"augmentation-{name}") for name, f in AUGMENTATIONS.items()]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def images_of(size: int, count: int = 8) -> Tensor:

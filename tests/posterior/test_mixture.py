@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import byov
 from byov.posterior import Family
+from byov.posterior.layout import Layout, Slot, occurrences
 
 PROBS = (0.5, 0.3, 0.2)
 
@@ -362,3 +363,40 @@ def test_a_component_stays_at_zero(kind: Any) -> None:
     assert (torch.cat([d.detach().flatten(1) for d in model.sample(200, seeded()).values()], 1) == 0).any()
     assert repr(family) != repr(kind(3, PROBS))
     assert repr(kind(3, PROBS)) == f"{kind.__name__}(k=3, probs={PROBS}, sigma=0.0, start='copy')"  # as it was
+
+
+# Where the cells of an assignment lie
+
+
+def layout_of_net(net: nn.Module) -> Layout:
+    return Layout(tuple(Slot.of([n for n, _ in places], places[0][1], p) for p, places in occurrences(net)))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (nn.Linear(3, 4), 3),
+        (nn.Conv2d(4, 6, 3, groups=2), 4),
+        (nn.Conv2d(5, 10, 3, groups=5), 5),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), 4),
+        (nn.Embedding(7, 3), 7),
+        (nn.EmbeddingBag(7, 3), 7),
+        (nn.LayerNorm(5), 5),
+        (nn.BatchNorm2d(5), 5),
+    ],
+    ids=repr,
+)
+def test_there_are_as_many_units_as_inputs(module: Any, inputs: int) -> None:
+    layout = layout_of_net(module)
+    assert layout.units == inputs
+    sizes = torch.bincount(layout.unit_cells()[~layout.bias_cells()])
+    assert (sizes == module.weight.numel() // inputs).all()
+    if getattr(module, "bias", None) is not None:
+        assert layout.split(layout.bias_cells())["bias"].all()
+    assert not layout.split(layout.bias_cells())["weight"].any()
+
+
+def test_attention_is_two_layers_and_a_layer_keeps_weight_and_bias_together() -> None:
+    layout = layout_of_net(nn.MultiheadAttention(4, 2))
+    layers = {name: cell.unique().tolist() for name, cell in layout.split(layout.layer_cells()).items()}
+    assert layers == {"in_proj_weight": [0], "in_proj_bias": [0], "out_proj.weight": [1], "out_proj.bias": [1]}
