@@ -51,20 +51,19 @@ def test_digits_are_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "channels"), [((7, 5, 4, 3), 3), ((7, 5, 4), 1), ((7, 3, 5, 4), 3), ((7, 5, 4, 1), 1)]
+    ("shape", "channels", "dtype"),
+    [((7, 5, 4, 3), 3, np.uint8), ((7, 5, 4), 1, np.int16), ((7, 3, 5, 4), 3, np.float32), ((7, 5, 4, 1), 1, bool)],
 )
-def test_plain_npz(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
+def test_plain_npz(tmp_path: Path, shape: tuple[int, ...], channels: int, dtype: type) -> None:
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    labels = np.array([0, 1, 2, 0, 1, 2, 3], np.uint8)
+    labels = np.array([0, 1, 1, 0, 1, 1, 0], dtype)
     np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:2])
     data, test = (in_memory(f"npz:{tmp_path / 'own.npz'}", split) for split in ("train", "test"))
     theirs = images if shape[1] == 3 else images.reshape(7, 5, 4, channels).transpose(0, 3, 1, 2)
     assert np.array_equal(data.images.numpy(), theirs)
     assert data.labels is not None
-    assert data.labels.tolist() == labels.tolist()
-    assert data.class_names == ("0", "1", "2", "3")
-    assert test.labels is None
-    assert len(test) == 2
+    assert (data.labels.dtype, data.labels.tolist()) == (torch.int64, labels.tolist())
+    assert (data.class_names, test.labels, len(test)) == (("0", "1"), None, 2)
 
 
 @pytest.mark.parametrize(("codec", "columns"), [("xz", 1), ("png", 1), ("png", 3), ("webp", 2)])
@@ -72,7 +71,7 @@ def test_packed_npz(tmp_path: Path, codec: str, columns: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
     arrays: dict[str, np.ndarray] = {"image_shape": np.array([6, 4, 3]), "codec": np.array(codec)}
     if codec == "xz":
-        blob = lzma.compress(images.tobytes())
+        blob = b"".join(lzma.compress(half.tobytes()) for half in (images[:6], images[6:]))  # two streams
     else:
         arrays["sheet_cols"] = np.array(columns)
         pieces = []
@@ -135,12 +134,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         npz(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("name", ["folder:", "npz: "])
-def test_a_prefix_without_a_path_is_not_this_folder(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' names no f"):
-        load(name)
-
-
 def test_few_bytes_that_stand_for_very_many_are_refused_before_they_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,14 +154,6 @@ def test_few_bytes_that_stand_for_very_many_are_refused_before_they_are_unpacked
             npz(tmp_path / name)
         assert tracemalloc.get_traced_memory()[1] < 90_000_000
         tracemalloc.stop()
-
-
-def test_streams_of_xz_one_after_the_other_are_one_set(tmp_path: Path) -> None:
-    halves = [np.full((2, 3, 3), value, np.uint8) for value in (7, 9)]
-    content = b"".join(lzma.compress(half.tobytes()) for half in halves)
-    arrays = {"train_blob": np.frombuffer(content, np.uint8), "codec": np.array("xz"), "image_shape": np.array([3, 3])}
-    np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
-    assert np.array_equal(npz(tmp_path / "set.npz").images[:, 0].numpy(), np.concatenate(halves))
 
 
 def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:
@@ -232,14 +217,6 @@ def test_labels_of_an_npz_are_whole_numbers(tmp_path: Path, label: object, shown
     np.savez(tmp_path / "own.npz", train_images=IMAGES, test_images=IMAGES, **labels)
     with pytest.raises(ValueError, match=rf"own\.npz: labels are whole numbers, not {re.escape(shown)}\.$"):
         load(f"npz:{tmp_path / 'own.npz'}")
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int16, bool])
-def test_whole_labels_of_any_kind(tmp_path: Path, dtype: type) -> None:
-    np.savez(tmp_path / "own.npz", train_images=IMAGES, train_labels=np.array([0, 1], dtype))
-    data = in_memory(f"npz:{tmp_path / 'own.npz'}")
-    assert data.labels is not None
-    assert (data.labels.dtype, data.labels.tolist(), data.class_names) == (torch.int64, [0, 1], ("0", "1"))
 
 
 def test_torchvisions_copy_is_found(tmp_path: Path) -> None:
@@ -314,6 +291,8 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
         ("qqqq", "train", "Known names: digits"),
         ("zip:there", "train", "prefix is"),
         ("digits", "validation", "splits train, test"),
+        ("folder:", "train", "'folder:' names no folder"),  # not the working directory
+        ("npz: ", "train", "'npz: ' names no file"),
     ],
 )
 def test_missing_data_says_how_to_get_it(tmp_path: Path, name: str, split: str, sentence: str) -> None:

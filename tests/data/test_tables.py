@@ -109,10 +109,8 @@ def test_gaps_in_arrays_are_counted_in_rows_from_one(tmp_path: Path) -> None:
     ("text", "target", "sentence"),
     [
         ("a,b\n1,red\n", "b", "line 2: 'red' in column 'b' is not a number"),
-        ("a,b\n1,\n", "b", "is not a number"),
         ("a,b\n1,2\n\n1,nan\n", "b", r"t\.csv, line 4: 'nan' in column 'b' is a missing or infinite value\."),
         ("a,b\n1,5,2,5\n", "b", r"4 cells where 2 .* the decimal sign has to be a point\."),
-        ("a;b\n1,5;2,5\n", 0, "the decimal sign has to be a point"),
         ("a;b\n1;2\n", 0, "Commas separate the columns"),
         ("0,5;1,5\n0,5;2,5\n", 0, "'5;1' in column '1' is not a number.* has to be a point"),
         ('a,b\n"1,5",2\n', "b", "'1,5' in column 'a' is not a number.* has to be a point"),
@@ -121,7 +119,6 @@ def test_gaps_in_arrays_are_counted_in_rows_from_one(tmp_path: Path) -> None:
         ("1,NA,3\n4,5,6\n7,8,9\n", 0, r"t\.csv, line 1: 'NA' in column '1' is not a number\."),
         ("a,b,a\n1,2,3\n4,5,6\n", "a", r"t\.csv has 2 columns 'a': count to the target's instead\."),
         ("a,b\n1,2\n", "a", r"t\.csv has 1 row: splits need at least two\."),
-        ("a,b\n1,2,3\n", "b", "3 cells where 2"),
         ("a,b\n1,2\n", "c", "no column 'c'; it has a, b"),
         ("a,b\n1,2\n", 5, "none can be the target"),
         ("1\n2\n", 0, "none can be the target"),

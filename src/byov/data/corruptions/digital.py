@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from byov.data import image_ops
-from byov.data.shift import normal, poisson, shift, smooth_noise, uniform
+from byov.data.shift import poisson, shift, smooth_noise, uniform
+from byov.posterior.random import normal
 
 
 @shift(imagenet=(0.08, 0.12, 0.18, 0.26, 0.38), cifar=(0.04, 0.06, 0.08, 0.09, 0.10))
