@@ -61,8 +61,4 @@ def test_uci_is_table_12s(name: str, rows: int, features: int, targets: int, spl
     assert fold.y_train.shape[1] == targets
     train, test = data.splits[-1]
     assert sorted(torch.cat([train, test]).tolist()) == list(range(rows))
-    scale = fold.X_train.double().std(0, correction=0)
-    varies = data.X[train].amax(0) > data.X[train].amin(0)
-    assert (scale[varies] - 1).abs().max() < 1e-3
     assert fold.X_test.isfinite().all()
-    assert (~varies).sum() == (2 if name == "naval" else 0)

@@ -28,17 +28,6 @@ class Temperature(nn.Module):
         return self.layer(x) * self.temperature
 
 
-class Keywords(nn.Module):
-    """Arguments by name, and an output that is not a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
-        return {"logits": self.layer(x) * scale}
-
-
 class RunningBuffer(nn.Module):
     """A buffer that is replaced, not changed in place."""
 
@@ -86,14 +75,6 @@ def test_other_kinds_of_network(net: nn.Module, shape: tuple[int, ...], family: 
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     net.load_state_dict(model.point_state_dict(), strict=True)
     torch.testing.assert_close(tensor(model.eval()(x)), tensor(net(x)))
-
-
-def test_arguments_and_outputs_pass_through() -> None:
-    net = Keywords()
-    model = byov.bayesianize(net, byov.Gaussian()).eval()
-    x = torch.randn(2, 3)
-    torch.testing.assert_close(model(x, scale=3.0)["logits"], net(x, scale=3.0)["logits"])
-    torch.testing.assert_close(model(x=x)["logits"], net(x)["logits"])
 
 
 @pytest.mark.parametrize("family", [byov.Gaussian(), byov.Ensemble(2)], ids=repr)
