@@ -18,7 +18,7 @@ from torch.nn.utils import prune as masks
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.posterior.select import Predicate, norm_layers
-from byov.pruning.masks import finish, mask, masked_tensors
+from byov.pruning.masks import hold_output_masks, mask, masked_tensors
 
 By = Literal["snr", "magnitude"]
 Ranking = Literal["snr", "magnitude", "random"]
@@ -88,10 +88,10 @@ def prune(
     for score, (_, places) in zip(scores, chosen, strict=True):
         check_ordered(score, places[0][0])
 
-    pruned = weakest(scores, magnitudes, sparsity, scope)
+    pruned = lowest_scores(scores, magnitudes, sparsity, scope)
     for (parameter, places), gone in zip(chosen, pruned, strict=True):
         mask(places, ~gone.view(parameter.shape).to(parameter.device))
-    return finish(net)
+    return hold_output_masks(net)
 
 
 def sweep(
@@ -176,7 +176,7 @@ def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dic
         gone = keep == 0
         scores.append(score.masked_fill(gone, -1.0).flatten())
         magnitudes.append(magnitude.masked_fill(gone, -1.0).flatten())
-    for (_, _, keep), gone in zip(found, weakest(scores, magnitudes, sparsity, scope), strict=True):
+    for (_, _, keep), gone in zip(found, lowest_scores(scores, magnitudes, sparsity, scope), strict=True):
         keep.copy_(~gone.view(keep.shape).to(keep.device))
 
 
@@ -211,23 +211,23 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
 
 
-def weakest(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
+def lowest_scores(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
     """Mark the share `sparsity` of least scores: of each of these flat tensors, or of all together."""
     if scope == "layer":
-        return [least(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
+        return [lowest(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
     sizes, home = [len(score) for score in scores], scores[0].device
     score, magnitude = (torch.cat([part.to(home) for part in parts]) for parts in (scores, magnitudes))
-    return list(least(score, magnitude, round(sparsity * sum(sizes))).split(sizes))
+    return list(lowest(score, magnitude, round(sparsity * sum(sizes))).split(sizes))
 
 
-def least(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
+def lowest(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
     """Mark the `count` least scores; of equal scores the least magnitudes, of equal magnitudes the first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     last = scores.kthvalue(count).values
-    least = scores < last
+    marked = scores < last
     ties = (scores == last).nonzero().squeeze(1)
     order = magnitudes[ties].argsort(stable=True)
-    least[ties[order[: count - int(least.sum())]]] = True
-    return least
+    marked[ties[order[: count - int(marked.sum())]]] = True
+    return marked
