@@ -11,7 +11,7 @@ import torch
 from small_networks import mlp, seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision.models.segmentation.fcn import FCN, FCNHead
 
 import byov
@@ -150,42 +150,6 @@ def test_several_inputs(strategy: Any) -> None:
         byov.predict(model, DataLoader(TensorDataset(a)), 6)
 
 
-def test_arrays() -> None:
-    """Of any order and dtype; floating-point numbers become the network's."""
-    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
-    array = x.double().numpy()
-    array.flags.writeable = False
-    whole = byov.predict(model, x, 5, generator=seeded())
-    for given in (array, np.asfortranarray(array), array[::-1][::-1], {"input": array}, [array[:2], (array[2:], None)]):
-        same(byov.predict(model, given, 5, generator=seeded()), whole, 1e-6)
-    words = byov.predict(nn.Embedding(9, 3), np.arange(4, dtype=np.int32))
-    assert words.mean.shape == (4, 3)
-
-
-def test_labels_that_a_network_has_no_argument_for_are_cut() -> None:
-    """As they stand in a loader's mappings; Hugging Face's networks take them."""
-    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
-    whole = byov.predict(model, x, 5, generator=seeded())
-    named = {"input": x, "labels": torch.arange(5)}
-    for given in (named, [named]):
-        same(byov.predict(model, given, 5, generator=seeded()), whole, 1e-6)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'extra'"):
-        byov.predict(model, {"input": x, "extra": x})
-    net, found = bert(num_labels=3), {**TEXT, "labels": torch.zeros(4, dtype=torch.long)}
-    same(byov.predict(net, found), byov.predict(net, TEXT))
-
-
-class Examples(Dataset[Any]):
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], i
-
-
 class Stream(IterableDataset[Tensor]):
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -194,13 +158,43 @@ class Stream(IterableDataset[Tensor]):
         return iter(self.x)
 
 
-def test_data_sets_are_examples_in_order() -> None:
+def read_only(x: Tensor) -> np.ndarray:
+    array = x.double().numpy()
+    array.flags.writeable = False
+    return array
+
+
+GIVEN: dict[str, Any] = {
+    "an array": read_only,  # whose floating-point numbers become the network's
+    "an array by columns": lambda x: np.asfortranarray(x.numpy()),
+    "an array backwards": lambda x: x.flip(0).numpy()[::-1],
+    "a mapping of arrays": lambda x: {"input": x.numpy()},
+    "arrays": lambda x: [x[:2].numpy(), (x[2:].numpy(), None)],
+    "a mapping with labels": lambda x: {"input": x, "labels": torch.arange(70)},  # which the network does not take
+    "mappings with labels": lambda x: [{"input": x, "labels": torch.arange(70)}],
+    "a data set": lambda x: TensorDataset(x, torch.arange(70)),
+    "a stream": Stream,
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_inputs_as_people_have_them(kind: str) -> None:
     model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(70, 6)
-    for given in (Examples(x), Stream(x)):
-        same(byov.predict(model, given, 5, generator=seeded()), byov.predict(model, x, 5, generator=seeded()), 1e-6)
-    for empty in (Examples(x[:0]), Stream(x[:0])):
+    found = byov.predict(model, GIVEN[kind](x), 5, generator=seeded())
+    same(found, byov.predict(model, x, 5, generator=seeded()), 1e-6)
+
+
+def test_inputs_that_are_odd() -> None:
+    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'extra'"):
+        byov.predict(model, {"input": x, "extra": x})
+    for empty in (TensorDataset(x[:0]), Stream(x[:0])):
         with pytest.raises(ValueError, match="The loader is empty: there is nothing to predict"):
             byov.predict(model, empty, 5)
+    words = byov.predict(nn.Embedding(9, 3), np.arange(4, dtype=np.int32))
+    assert words.mean.shape == (4, 3)
+    net, labelled = bert(num_labels=3), {**TEXT, "labels": torch.zeros(4, dtype=torch.long)}  # which it takes
+    same(byov.predict(net, labelled), byov.predict(net, TEXT))
 
 
 class Detector(nn.Module):
