@@ -1,7 +1,5 @@
 """Random resized crops as torchvision makes them; a network trained on crops of 28 from 32 pixels, read at 28 of 32."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -20,9 +20,7 @@ def need(name: str) -> Path:
 
 
 def image_set(name: str, split: str) -> ImageSet:
-    data = load(name, split, need(f"{name.replace('-', '_')}.npz"))
-    assert isinstance(data, ImageSet)
-    return data
+    return load(name, split, need(f"{name.replace('-', '_')}.npz"))
 
 
 def test_cifar100_has_the_mean_and_std_that_everybody_normalises_with() -> None:

@@ -15,21 +15,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from byov.data import FolderSet, ImageSet, cifar10h, data_root, load
+from byov.data import ImageSet, cifar10h, data_root, load
 from byov.data.config import DataConfig
 from byov.data.sources import npz
-
-
-def in_memory(name: str, split: str = "train", root: Path | None = None, **options: int) -> ImageSet:
-    data = load(name, split, root, **options)  # type: ignore[arg-type]
-    assert isinstance(data, ImageSet)
-    return data
-
-
-def folder(path: Path, split: str = "train", **options: int) -> FolderSet:
-    data = load(f"folder:{path}", split, **options)  # type: ignore[arg-type]
-    assert isinstance(data, FolderSet)
-    return data
 
 
 def write(path: Path, value: int) -> None:
@@ -38,16 +26,15 @@ def write(path: Path, value: int) -> None:
 
 
 def test_digits_are_scikit_learns() -> None:
-    train, test = in_memory("digits"), in_memory("digits", "test")
+    train, test = load("digits"), load("digits", "test")
     assert (len(train), len(test)) == (1347, 450)
     assert train.images.shape[1:] == (1, 8, 8)
     everything = torch.cat([train.images, test.images]).flatten(1)
     original = torch.from_numpy(load_digits().data * (255 / 16)).round().byte()
     assert sorted(map(tuple, everything.tolist())) == sorted(map(tuple, original.tolist()))
-    assert train.labels is not None
     assert train.labels.bincount().min() > 120
     assert train.digest == load().digest
-    assert in_memory("digits", image_size=32, channels=3).images.shape == (1347, 3, 32, 32)
+    assert load("digits", image_size=32, channels=3).images.shape == (1347, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +45,9 @@ def test_plain_npz(tmp_path: Path, shape: tuple[int, ...], channels: int, dtype:
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     labels = np.array([0, 1, 1, 0, 1, 1, 0], dtype)
     np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:2])
-    data, test = (in_memory(f"npz:{tmp_path / 'own.npz'}", split) for split in ("train", "test"))
+    data, test = (load(f"npz:{tmp_path / 'own.npz'}", split) for split in ("train", "test"))
     theirs = images if shape[1] == 3 else images.reshape(7, 5, 4, channels).transpose(0, 3, 1, 2)
     assert np.array_equal(data.images.numpy(), theirs)
-    assert data.labels is not None
     assert (data.labels.dtype, data.labels.tolist()) == (torch.int64, labels.tolist())
     assert (data.class_names, test.labels, len(test)) == (("0", "1"), None, 2)
 
@@ -83,7 +69,7 @@ def test_packed_npz(tmp_path: Path, codec: str, columns: int) -> None:
         blob = b"".join(pieces)
         arrays["train_offsets"] = np.cumsum([0, *map(len, pieces)])
     np.savez(tmp_path / "set.npz", train_blob=np.frombuffer(blob, np.uint8), train_labels=np.arange(12) % 2, **arrays)
-    data = in_memory("set", root=tmp_path)  # any NAME.npz in the folder is a data set
+    data = load("set", root=tmp_path)  # any NAME.npz in the folder is a data set
     assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), images)
 
 
@@ -160,14 +146,14 @@ def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:
     """Also one that is cut short or empty, is no archive at all, or has members that are no arrays."""
     path = tmp_path / "own.npz"
     np.savez_compressed(path, train_images=IMAGES, train_labels=np.array([0, 1]))
-    whole, before = path.read_bytes(), in_memory(f"npz:{path}").digest
+    whole, before = path.read_bytes(), load(f"npz:{path}").digest
     contents = [whole[:i] + bytes([whole[i] ^ 0x41]) + whole[i + 1 :] for i in range(0, len(whole), 3)]
     contents += [b"", b"PK\x03\x04 not a zip", whole[: len(whole) // 2]]
     told = []
     for content in contents:
         path.write_bytes(content)
         try:
-            assert in_memory(f"npz:{path}").digest == before
+            assert load(f"npz:{path}").digest == before
         except ValueError as error:
             told.append(str(error))
     assert len(told) > len(contents) / 2
@@ -229,7 +215,7 @@ def test_torchvisions_copy_is_found(tmp_path: Path) -> None:
         (raw / f"{part}-images-idx3-ubyte").write_bytes(header + images[:count].tobytes())
         labels = np.arange(count, dtype=np.uint8)
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(np.array([0x801, count], ">i4").tobytes() + labels.tobytes())
-    train, test = (in_memory("fashion-mnist", split, tmp_path) for split in ("train", "test"))
+    train, test = (load("fashion-mnist", split, tmp_path) for split in ("train", "test"))
     assert np.array_equal(train.images.numpy(), images[:, None])
     assert len(test) == 4
     assert train.class_names[9] == "Ankle boot"
@@ -244,9 +230,8 @@ def test_class_folders(tmp_path: Path) -> None:
     (tmp_path / "dog" / "notes.txt").write_text("not an image")
     write(tmp_path / "dog" / ".hidden.png", 0)
     (tmp_path / "empty").mkdir()
-    data, grey = (folder(tmp_path, image_size=8, channels=channels) for channels in (3, 1))
+    data, grey = (load(f"folder:{tmp_path}", image_size=8, channels=channels) for channels in (3, 1))
     assert data.class_names == ("cat", "dog")
-    assert data.labels is not None
     assert data.labels.tolist() == [0] * 3 + [1] * 3
     assert torch.equal(data[4], torch.full((3, 8, 8), 101, dtype=torch.uint8))
     assert torch.equal(grey[4], torch.full((1, 8, 8), 101, dtype=torch.uint8))
@@ -256,20 +241,19 @@ def test_class_folders(tmp_path: Path) -> None:
 def test_flat_folders_have_no_labels(tmp_path: Path) -> None:
     for i in range(3):
         write(tmp_path / f"{i}.jpg", i)
-    data = folder(tmp_path)
+    data = load(f"folder:{tmp_path}")
     assert (data.labels, len(data), data.image_size) == (None, 3, 224)
     write(tmp_path / "class" / "0.png", 0)
     with pytest.raises(ValueError, match="both beside and inside"):
-        folder(tmp_path)
+        load(f"folder:{tmp_path}")
 
 
 def test_splits_of_a_folder(tmp_path: Path) -> None:
     for path in ("train/a/0.png", "val/a/0.png", "val/b/0.png"):
         write(tmp_path / path, 0)
     (tmp_path / "void").mkdir()
-    assert (len(folder(tmp_path)), len(folder(tmp_path, "test"))) == (1, 2)
+    assert (len(load(f"folder:{tmp_path}")), len(load(f"folder:{tmp_path}", "test"))) == (1, 2)
     imagenet = load("imagenet", "test", tmp_path)
-    assert isinstance(imagenet, FolderSet)
     assert (imagenet.name, imagenet.crop) == ("imagenet", 0.875)
     for path, split, sentence in (
         (tmp_path, "extra", "splits test and train, not 'extra'"),
@@ -278,7 +262,7 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / "absent", "train", "not a folder"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            folder(path, split)
+            load(f"folder:{path}", split)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,6 @@ def test_uci_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     data = uci("wine-red", tmp_path)
     assert data.splits[0][1].tolist() == [4, 5]
-    assert data.y_other is not None
     assert data.y_other.shape == (6, 1)
     with pytest.raises(ValueError, match=r"yacht\.npz is missing; .* has wine_red"):
         uci("yacht", tmp_path)

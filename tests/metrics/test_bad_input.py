@@ -149,8 +149,8 @@ def test_refusal(call: Callable[[], Any], sentence: str) -> None:
 
 def test_other_types_are_type_errors() -> None:
     with pytest.raises(TypeError, match="probs must be a torch tensor, got list"):
-        F.accuracy([[0.5, 0.5]], LABELS)  # type: ignore[arg-type]
+        F.accuracy([[0.5, 0.5]], LABELS)
     with pytest.raises(TypeError, match="labels must be a torch tensor, got list"):
-        F.accuracy(GOOD, [0, 1])  # type: ignore[arg-type]
+        F.accuracy(GOOD, [0, 1])
     with pytest.raises(TypeError, match="baseline must be a mapping from corruption to errors, got list"):
-        F.mean_corruption_error(TABLE, [0.5])  # type: ignore[arg-type]
+        F.mean_corruption_error(TABLE, [0.5])

@@ -143,7 +143,7 @@ def test_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("home", [metrics, metrics.functional], ids=["shells", "functions"])
-def test_every_public_name_has_an_example(home) -> None:  # type: ignore[no-untyped-def]
+def test_every_public_name_has_an_example(home) -> None:
     for name in home.__all__:
         thing = getattr(home, name)
         if inspect.ismodule(thing) or issubclass(thing if inspect.isclass(thing) else object, tuple):

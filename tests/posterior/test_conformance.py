@@ -1,7 +1,5 @@
 """The contract, for every family on every kind of network."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

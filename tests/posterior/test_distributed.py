@@ -1,7 +1,5 @@
 """Two processes under DDP: what each rank draws, and what the gradients are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

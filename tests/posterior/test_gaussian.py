@@ -1,7 +1,5 @@
 """The mean-field Gaussian: its KL against torch.distributions, with its gradient, and how it draws."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

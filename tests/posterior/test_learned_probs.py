@@ -1,7 +1,5 @@
 """Learned mixing probabilities: what is drawn, the KL's new term, and how far the gradient's estimator is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from math import log, prod
@@ -65,7 +63,7 @@ def expected_gradients(
     if isinstance(factor.family, byov.ECMP):
         probs = probs[:, factor.layout.layer_cells()]
     for _, noise in draws:
-        z = factor.family.assignment(factor.roles, factor.cells, noise)  # type: ignore[attr-defined]
+        z = factor.family.assignment(factor.roles, factor.cells, noise)
         with torch.no_grad():
             theta = factor.family.draw(factor.roles, factor.cells, noise)
         out = torch.func.functional_call(model.net, factor.layout.split(theta), x)

@@ -1,7 +1,5 @@
 """The ensemble family: what shares an assignment, how often each component is taken, equation (6) and theorem 2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """β over training, what N is, and components whose gradients are held apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import cos, pi
 from typing import Any
@@ -46,7 +44,7 @@ def test_held_apart_components_have_the_mean_of_their_gradients_and_a_share_of_t
     before = components.detach().clone()
     byov.hold_apart(model, share)  # without gradients there is nothing to scale
     model(torch.randn(5, 3)).square().mean().backward()
-    gradient = components.grad.clone()  # type: ignore[union-attr]
+    gradient = components.grad.clone()
     byov.hold_apart(model, share)
     mean = gradient.mean(0)
     torch.testing.assert_close(components.grad, mean + share * (gradient - mean))
@@ -72,11 +70,11 @@ PATCHED = byov.bayesianize(nn.Linear(3, 2), byov.EMP(2))
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: byov.beta(0, 0), "at least one step, not 0"),
     (lambda: byov.beta(0, 10, end=-1), "β is at least 0, not -1"),
-    (lambda: byov.beta(0, 10, schedule="step"), "'cosine', 'linear' or 'constant', not 'step'"),  # type: ignore[arg-type]
+    (lambda: byov.beta(0, 10, schedule="step"), "'cosine', 'linear' or 'constant', not 'step'"),
     *[(lambda s=s: byov.kl_scale(s, 0, 10), "'dataset', .* or a number") for s in ("batch", None, True, [1])],
     *[(lambda s=s: byov.kl_scale(s, 0, 10), "must be above 0") for s in (0, -1.0, float("nan"), "dataset")],
     (lambda: byov.hold_apart(POSTERIOR, 0.2), "has no components"),
-    (lambda: byov.hold_apart(LINEAR, 0.2), "of a BayesianModule, not for Linear"),  # type: ignore[arg-type]
+    (lambda: byov.hold_apart(LINEAR, 0.2), "of a BayesianModule, not for Linear"),
     *[(lambda s=s: byov.hold_apart(PATCHED, s), "at least 0") for s in (-0.1, float("nan"))],
     (lambda: byov.elbo(torch.tensor(1.0), LINEAR, n=10), "Linear has no posterior"),
     (lambda: byov.elbo(torch.tensor(1.0), POSTERIOR, n=0), "number of training examples"),

@@ -1,7 +1,5 @@
 """The priors and the EMA that feeds the teacher's: moments against the direct formula, and saved with the model."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from typing import Any
@@ -240,4 +238,4 @@ def test_the_shared_layers_noise_is_equation_3() -> None:
     assert torch.equal(noisy.std()["0.weight"], torch.full((4, 3), 0.2))
     for sigma in (-1.0, float("inf"), "x"):
         with pytest.raises(ValueError, match="Shared needs a σ of at least 0"):
-            byov.Shared(sigma)  # type: ignore[arg-type]
+            byov.Shared(sigma)

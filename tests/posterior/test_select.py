@@ -1,7 +1,5 @@
 """Which parameters a family covers, and how many there are to learn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -186,7 +184,7 @@ def test_without_rules_a_network_gets_what_is_recommended() -> None:
     with pytest.raises(ValueError, match=r"A glob needs a family: give \{'\*.weight': byov.Gaussian\(\)\}"):
         byov.bayesianize(net(), "*.weight")
     with pytest.raises(ValueError, match="'scratch' or a 'pretrained' one, not for 'finetune'"):
-        byov.bayesianize(net(), "finetune")  # type: ignore[arg-type]
+        byov.bayesianize(net(), "finetune")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The prediction by hand that the engine is compared with, and networks that do odd things."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Networks that do odd things before, in or after their head are in `test_odd_networks`.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -128,7 +126,7 @@ def test_a_compiled_network(part: str) -> None:
     expected = by_hand(model, x, 6)
     model.net.get_submodule(part).compile(backend="eager")
     for strategy in ("loop", "auto", "loop", "auto"):
-        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)  # type: ignore[arg-type]
+        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)
         assert found.strategy == ("head" if strategy == "auto" else "loop")
         assert_close(found.draws, expected)
 

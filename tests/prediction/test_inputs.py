@@ -1,7 +1,5 @@
 """What `predict` accepts: a loader is one large batch; bad input is answered with one sentence, and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,4 +173,4 @@ def test_weights_that_are_not_numbers(net: Any, strategy: Any, tolerance: float 
 
 def test_a_model_that_is_none() -> None:
     with pytest.raises(TypeError, match=r"a BayesianModule or another torch\.nn\.Module, not function"):
-        byov.predict(lambda x: x, torch.randn(4, 6))  # type: ignore[arg-type]
+        byov.predict(lambda x: x, torch.randn(4, 6))

@@ -1,7 +1,5 @@
 """Whatever a network does in its forward: as a loop by hand on a copy would have it, or refused in one sentence."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -144,8 +142,8 @@ def test_a_loader_of_a_network_with_state_counts_every_pass() -> None:
     twin = byov.bayesianize(Net(UNBATCHED["counts in a buffer"]), HEAD)
     twin.load_state_dict(model.state_dict())
     found = byov.predict(model, x.split(4), 3, generator=seeded(), keep=True)
-    assert torch.equal(found.draws, torch.cat([by_hand(twin, part, 3) for part in x.split(4)], dim=1))  # type: ignore[arg-type]
-    assert float(model.net.passes) == 9.0  # type: ignore[arg-type]
+    assert torch.equal(found.draws, torch.cat([by_hand(twin, part, 3) for part in x.split(4)], dim=1))
+    assert float(model.net.passes) == 9.0
 
 
 class Noisy(nn.Module):
@@ -176,7 +174,7 @@ def test_autocast_inside_the_network(inside: bool, outside: bool, strategy: Any)
 @pytest.mark.parametrize("strategy", ["loop", "auto"])
 def test_a_hook_sees_every_pass(strategy: Any) -> None:
     model, seen = byov.bayesianize(Net(), byov.Gaussian()), []
-    model.net.body.register_forward_hook(lambda module, args, out: seen.append(len(out)))  # type: ignore[union-attr]
+    model.net.body.register_forward_hook(lambda module, args, out: seen.append(len(out)))
     byov.predict(model, torch.randn(5, 6).split(3), 4, strategy)
     assert seen == [3] * 4 + [2] * 4
 
@@ -221,7 +219,7 @@ def test_a_network_that_replaces_its_weights(way: Way, strategy: Any, samples: i
         return
     found = byov.predict(model, x, samples, strategy, generator=seeded(), keep=True)
     assert list(model.state_dict()) == state
-    assert model.net.head._parameters["weight"] is None  # type: ignore[union-attr]
+    assert model.net.head._parameters["weight"] is None
     assert "weight" not in vars(model.net.head)
     weights = zip(drawn["head.weight"], drawn["head.bias"], strict=True)
     assert_close(found.draws, torch.stack([F.linear(x, 2 * w, b).softmax(1) for w, b in weights]).detach())

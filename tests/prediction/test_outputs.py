@@ -1,7 +1,5 @@
 """Each task against its closed form; what is returned beside the logits; and what may be two things is refused."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, namedtuple
 from math import e, log, pi
 from typing import Any
@@ -108,7 +106,7 @@ def test_a_mean_and_a_variance(strategy: Any, way: str) -> None:
     assert_close(got.mean, mu.mean(0))
     assert_close(got.aleatoric, log_var.exp().mean(0))
     assert_close(got.epistemic, mu.var(0, correction=0))
-    assert_close(got.std.square(), got.aleatoric + got.epistemic)  # type: ignore[operator]
+    assert_close(got.std.square(), got.aleatoric + got.epistemic)
     assert_close(got.entropy, 0.5 * (2 * pi * e * got.std.square()).log())
     assert_close(got.expected_entropy, 0.5 * (log(2 * pi * e) + log_var).mean(0))
     assert_close(got.draws, torch.cat([mu, log_var], 2))
@@ -124,7 +122,7 @@ def test_a_gaussian_stops_and_is_joined_as_any_other() -> None:
         for other in (batches, stopped):
             assert_close(getattr(other, name), getattr(whole, name))
         assert getattr(loose, name).shape == (5, 2)
-    assert len(set(loose.samples.tolist())) > 1  # type: ignore[union-attr]
+    assert len(set(loose.samples.tolist())) > 1
     with torch.no_grad():
         model.factors[0].get_parameter("mean")[-1] = torch.inf  # the bias of a log-variance
     with pytest.raises(ValueError, match="not finite for 5 of 5"):
@@ -245,7 +243,7 @@ def test_a_module_around_a_posterior(strategy: Any, rules: Any) -> None:
     generator, expected = seeded(), []
     outer.eval()
     for _ in range(6):
-        with torch.no_grad(), outer.model.draw(generator=generator):  # type: ignore[operator]
+        with torch.no_grad(), outer.model.draw(generator=generator):
             expected.append(outer(x).softmax(1))
     outer.train()
     got = found(outer, x, strategy=strategy)
@@ -268,7 +266,7 @@ def test_a_prediction_moves_and_stays_itself() -> None:
     got = found(model, x)
     moved = got.to("meta")
     assert moved.mean.is_meta
-    assert moved.draws.is_meta  # type: ignore[union-attr]
+    assert moved.draws.is_meta
     assert (moved.task, moved.samples) == (got.task, 6)
     assert torch.equal(got.cpu().mean, got.mean)
 

@@ -1,7 +1,5 @@
 """Networks of Hugging Face and torchvision as they are, small; and inputs as people have them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +84,7 @@ def test_a_real_network_is_predicted_as_by_hand(kind: str, cover: str) -> None:
     model = byov.bayesianize(make(), byov.Gaussian(-4.0) if cover == "all" else {last: byov.Gaussian(-2.0)})
     expected = drawn(model, x, dim)
     for strategy in ("auto", "loop"):
-        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)  # type: ignore[arg-type]
+        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)
         assert found.task == task
         assert_close(found.draws, expected, rtol=0, atol=1e-6)
         assert_close(found.mean.sum(dim), torch.ones_like(found.mean.sum(dim)))
@@ -110,12 +108,12 @@ def test_what_a_tokenizer_gives() -> None:
 def test_a_configuration_says_what_the_problem_is() -> None:
     several = byov.predict(bert(num_labels=3, problem_type="multi_label_classification"), TEXT)
     assert several.task == "multilabel"
-    assert several.entropy.shape == (4, 3)  # type: ignore[union-attr]
+    assert several.entropy.shape == (4, 3)
     assert byov.predict(bert(num_labels=1, problem_type="regression"), TEXT).task == "regression"
     with pytest.raises(ValueError, match="one number in each place"):
         byov.predict(bert(num_labels=1), TEXT)
     net, hidden = distilbert(), lambda out: out.hidden_states[-1]
-    net.config.output_hidden_states = True  # type: ignore[union-attr]
+    net.config.output_hidden_states = True
     with pytest.raises(ValueError, match="add task='token'"):  # what a function takes out has no name to go by
         byov.predict(net, TEXT, output=hidden)
 
@@ -216,9 +214,9 @@ def test_a_list_of_images_is_one_input() -> None:
     assert whole.mean.shape == (5, 3)
     for strategy in ("loop", "vmap"):
         loader: Any = [(tuple(images[:2]), ({}, {})), (images[2:], [{}, {}, {}])]
-        same(byov.predict(model, loader, 50, strategy, generator=seeded()), whole, 1e-6)  # type: ignore[arg-type]
+        same(byov.predict(model, loader, 50, strategy, generator=seeded()), whole, 1e-6)
     stopped = byov.predict(model, images, 200, tolerance=0.02, generator=seeded())
-    assert len(set(stopped.samples.tolist())) > 1  # type: ignore[union-attr]
+    assert len(set(stopped.samples.tolist())) > 1
     with pytest.raises(TypeError, match="A detector's boxes differ in number and order"):
         byov.predict(byov.bayesianize(Detector(boxes=True), byov.Gaussian()), images)
 

@@ -1,7 +1,5 @@
 """While it predicts, a network holds one draw's weights; afterwards, whatever happened, it is as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -98,7 +96,7 @@ def test_a_prediction_inside_a_held_draw_or_at_the_mean() -> None:
             held = model(x)
             found = byov.predict(model, x, 4, "loop", generator=seeded(), keep=True)
             assert torch.equal(held, model(x))
-        assert torch.equal(found.draws, expected)  # type: ignore[arg-type]
+        assert torch.equal(found.draws, expected)
 
 
 INSIDE: dict[str, Callable[[byov.BayesianModule, Tensor], object]] = {
@@ -123,7 +121,7 @@ def test_a_hook_that_uses_the_model_itself(kind: str, inner: str) -> None:
     handle = next(iter(model.net.children())).register_forward_hook(hook)
     draws = byov.predict(model, x, 4, "loop", generator=seeded(), keep=True).draws
     handle.remove()
-    assert torch.equal(draws, expected)  # type: ignore[arg-type]
+    assert torch.equal(draws, expected)
     assert inner != "call" or all(torch.equal(out, mean) for out in found[1::2])
     assert snapshot(model) == before
 

@@ -1,7 +1,5 @@
 """Every way to go through the draws gives the numbers of a loop written by hand."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -45,7 +43,7 @@ def test_every_family_on_every_network(family: Family, kind: str, cover: str) ->
     total = stats.entropy(draws.mean(0).numpy(), axis=1)
     aleatoric = stats.entropy(draws.numpy(), axis=2).mean(0)
     batched = ("loop",) if kind == "lstm" else ("loop", "vmap")  # torch has no batching rule for an LSTM
-    ways = {strategy: byov.Serving(model, 6, strategy, keep=True) for strategy in batched}  # type: ignore[arg-type]
+    ways = {strategy: byov.Serving(model, 6, strategy, keep=True) for strategy in batched}
     ways["head" if cover == "output" and kind != "tied" else "loop"] = serving = byov.Serving(model, 6, keep=True)
     first = next(module for module in model.train().net.modules() if module is not model.net)
     first.eval()  # as frozen statistics are, in a model that trains
@@ -55,9 +53,9 @@ def test_every_family_on_every_network(family: Family, kind: str, cover: str) ->
         assert_close(found.draws, draws, rtol=0, atol=1e-12)
         assert_close(found.mean, draws.mean(0), rtol=0, atol=1e-12)
         assert_close(found.std, draws.std(0, correction=0), rtol=0, atol=1e-9)
-        assert_close(found.entropy.numpy(), total, rtol=0, atol=1e-9)  # type: ignore[union-attr]
-        assert_close(found.expected_entropy.numpy(), aleatoric, rtol=0, atol=1e-9)  # type: ignore[union-attr]
-        assert_close(found.mutual_information.numpy(), total - aleatoric, rtol=0, atol=1e-9)  # type: ignore[union-attr]
+        assert_close(found.entropy.numpy(), total, rtol=0, atol=1e-9)
+        assert_close(found.expected_entropy.numpy(), aleatoric, rtol=0, atol=1e-9)
+        assert_close(found.mutual_information.numpy(), total - aleatoric, rtol=0, atol=1e-9)
         assert len(found) == len(x)
         assert found.samples == 6
         assert used in (None, found.strategy)
@@ -84,7 +82,7 @@ def test_the_generator_moves_on_by_the_draws(model: byov.BayesianModule, strateg
     x, generator = torch.randn(5, 6).double(), seeded()
     parts = [byov.predict(model, x, n, strategy, generator=generator, keep=True).draws for n in (1, 4, 2)]
     whole = byov.predict(model, x, 7, strategy, generator=seeded(), keep=True).draws
-    assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)  # type: ignore[arg-type]
+    assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
 
 
 class Alive(TorchDispatchMode):
@@ -161,8 +159,8 @@ def test_a_plain_network_takes_one_pass() -> None:
     for strategy in STRATEGIES:
         found = byov.predict(net, x, 50, strategy, keep=True)
         assert found.samples == 1
-        assert found.draws.shape == (1, 4, 3)  # type: ignore[union-attr]
-        assert float(found.std.max()) == float(found.mutual_information.max()) == 0.0  # type: ignore[union-attr]
+        assert found.draws.shape == (1, 4, 3)
+        assert float(found.std.max()) == float(found.mutual_information.max()) == 0.0
     assert seen == [False] * 3
     assert net.training
     assert_close(found.mean, net(x).softmax(1))

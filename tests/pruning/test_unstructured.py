@@ -1,7 +1,5 @@
 """Pruning of single weights: exactly those that a brute-force ranking names, in a network that is still a network."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import pairwise
@@ -100,11 +98,11 @@ def test_random_pruning_has_exactly_the_sparsity_and_ignores_magnitude(scope: An
     assert all(abs(int(half.sum()) - 750) < 97 for half in first[0].chunk(2))
     with torch.no_grad():
         net[0].weight.copy_(net[0].weight.flip(0))
-    assert torch.equal(prune(net, 0.5, "random", scope, seed=3)[0].weight_mask.flatten(), first[0])  # type: ignore[index]
-    more = prune(net, 0.8, "random", scope, seed=3)[0].weight_mask.flatten()  # type: ignore[index]
+    assert torch.equal(prune(net, 0.5, "random", scope, seed=3)[0].weight_mask.flatten(), first[0])
+    more = prune(net, 0.8, "random", scope, seed=3)[0].weight_mask.flatten()
     assert not (more > first[0]).any()  # what is gone at 50 % is gone at 80 %
     bayesian_net = prune(byov.bayesianize(net, byov.Gaussian()), 0.5, "random", scope, seed=3)
-    assert torch.equal(bayesian_net[0].weight_mask.flatten(), first[0])  # type: ignore[index]
+    assert torch.equal(bayesian_net[0].weight_mask.flatten(), first[0])
 
 
 @given(
@@ -125,15 +123,15 @@ def test_ties_and_infinite_snr(values: list[float], deviations: list[float], spa
     order = sorted(range(len(values)), key=lambda i: (ratio[i], abs(values[i]), i))
     count = round(sparsity * len(values))
     pruned = prune(model, sparsity)
-    mask = pruned.weight_mask.flatten()  # type: ignore[union-attr, operator]
+    mask = pruned.weight_mask.flatten()
     assert zeros(mask) == set(order[:count])
-    assert torch.isfinite(pruned.weight).all()  # type: ignore[arg-type]
+    assert torch.isfinite(pruned.weight).all()
 
 
 def test_only_what_has_a_posterior_goes_and_both_rankings_prune_the_same_tensors() -> None:
     model = byov.bayesianize(Residual(), {"fc.*": byov.Gaussian(), byov.norm_layers: byov.EMP(3)})
     for by in ("snr", "magnitude"):
-        assert [row.name for row in layers(prune(model, 0.5, by))] == ["fc.weight"]  # type: ignore[arg-type]
+        assert [row.name for row in layers(prune(model, 0.5, by))] == ["fc.weight"]
 
 
 # What comes back
@@ -178,7 +176,7 @@ def test_where_chooses_the_tensors_and_other_dtypes_are_ranked_too(dtype: torch.
 def test_ties_are_pruned_once_and_stay_tied() -> None:
     plain = Tied()
     for model, by in ((bayesian(plain), "snr"), (plain, "magnitude")):
-        net: Any = prune(model, 0.5, by)  # type: ignore[arg-type]
+        net: Any = prune(model, 0.5, by)
         assert net.embed.weight_orig is net.out.weight_orig
         assert net.embed.weight_mask is net.out.weight_mask
         assert torch.equal(net.embed.weight, net.out.weight)
