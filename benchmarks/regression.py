@@ -17,7 +17,7 @@ from timing import Ratio, Step, interleaved
 from torch import Tensor, nn
 
 import byov
-from byov.models.mlp import regression_mlp
+from byov.models import regression_mlp
 from byov.train.regression import Settings, fit
 
 BAR = 10.0

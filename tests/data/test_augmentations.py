@@ -7,6 +7,7 @@ import torch
 import torchvision.transforms.v2.functional as tv
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
+from small_networks import seeded
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
@@ -19,10 +20,6 @@ LEVEL = 1 / 255 + 1e-4
 def images() -> Tensor:
     picture = torch.from_numpy(load_sample_image("flower.jpg").copy()).permute(2, 0, 1) / 255
     return torch.stack([picture[:, 20 * n : 20 * n + 96, 40 * n : 40 * n + 96] for n in range(8)])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def nearest(found: Tensor, candidates: list[Tensor]) -> Tensor:

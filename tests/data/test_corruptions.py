@@ -9,21 +9,22 @@ import pytest
 import torch
 from imagecorruptions import corruptions as package
 from PIL import Image
+from scipy.ndimage import map_coordinates
+from skimage.filters import gaussian
+from small_networks import seeded
 from torch import Tensor
 
+from byov.data import image_ops
 from byov.data.corruptions import corrupt
 from byov.data.corruptions.blur import glass_sources
 from byov.data.corruptions.digital import box_resize, jittered_affine
 from byov.data.corruptions.weather import frost_texture, plasma
+from byov.data.shift import smooth_noise
 
 from .originals import DETERMINISTIC, FOG, FROST, MOTION_BLUR, RANDOM, SNOW, original, photographs, tensor
 
 LEVEL = 1 / 255 + 1e-4
 EACH = pytest.mark.parametrize(("size", "severity"), [(size, k) for size in (32, 224) for k in (1, 2, 3, 4, 5)])
-
-
-def seeded(seed: int = 4) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def array(image: Tensor) -> np.ndarray:
@@ -141,6 +142,35 @@ def test_elastic_transforms_affine_map_with_the_same_draws() -> None:
     matrix = cv2.getAffineTransform(corners, corners + jitter[0].numpy())
     inverse = jittered_affine(torch.zeros(1, 3, 224, 224), 12.0, seeded(5))
     np.testing.assert_allclose(inverse[0].numpy(), cv2.invertAffineTransform(matrix), atol=1e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.25, 0.4, 0.7, 1.5, 6.0])
+def test_gaussian_blur_is_scikit_images(sigma: float) -> None:
+    images = photographs(32)[:, :20] / 255.0
+    expected = np.stack([gaussian(image, sigma=sigma, channel_axis=-1) for image in images])
+    found = image_ops.gaussian_blur(torch.from_numpy(images).permute(0, 3, 1, 2), sigma)
+    np.testing.assert_allclose(found.permute(0, 2, 3, 1).numpy(), expected, atol=1e-12)
+
+
+def test_warps_are_opencvs_and_scipys() -> None:
+    image = photographs(224)[0].astype(np.float32) / 255
+    batch = torch.from_numpy(image).permute(2, 0, 1)[None]
+    matrix = np.array([[0.9, 0.1, 12.5], [-0.15, 1.05, -7.25]])
+    expected = cv2.warpAffine(image, matrix, (224, 224), borderMode=cv2.BORDER_REFLECT_101)
+    inverse = torch.from_numpy(cv2.invertAffineTransform(matrix))[None]
+    moved = image_ops.affine(batch, inverse, "reflect")[0].permute(1, 2, 0).numpy()
+    assert np.abs(moved - expected).mean() < 2e-3  # OpenCV rounds coordinates to 1/32 pixel
+
+    noise = torch.rand(2, 1, 224, 224, generator=torch.Generator().manual_seed(6)) * 2 - 1
+    for sigma in (2.44, 170.8):
+        field = smooth_noise(batch, sigma, torch.Generator().manual_seed(6))
+        smooth = [gaussian(part[0].double().numpy(), sigma, mode="reflect", truncate=3) for part in noise]
+        np.testing.assert_allclose(field[:, 0].numpy(), np.stack(smooth), atol=1e-5)
+
+    field = torch.stack((2700 * torch.from_numpy(smooth[0])[None].float(), 25 * noise[0]))
+    places = np.indices((224, 224)) + field[:, 0].double().numpy()
+    expected = np.stack([map_coordinates(image[..., c], places, order=1, mode="reflect") for c in range(3)])
+    np.testing.assert_allclose(image_ops.displace(batch, field)[0].numpy(), expected, atol=1e-4)
 
 
 # Noise over a whole image needs few draws; what varies between draws as a whole needs more.

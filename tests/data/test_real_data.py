@@ -20,27 +20,7 @@ def need(name: str) -> Path:
 
 
 def image_set(name: str, split: str) -> ImageSet:
-    data = load(name, split, need(f"{name.replace('-', '_')}.npz"))
-    assert isinstance(data, ImageSet)
-    return data
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "classes"),
-    [
-        ("cifar100", (10_000, 3, 32, 32), 100),
-        ("cifar10", (10_000, 3, 32, 32), 10),
-        ("svhn_test5k", (5000, 3, 32, 32), 10),
-        ("tinyimagenet10", (500, 3, 64, 64), 10),
-    ],
-)
-def test_sizes_and_balance(name: str, shape: tuple[int, ...], classes: int) -> None:
-    data = image_set(name, "test")
-    assert data.images.shape == shape
-    assert data.labels is not None
-    counts = data.labels.bincount()
-    assert len(counts) == classes
-    assert name == "svhn_test5k" or counts.unique().tolist() == [shape[0] // classes]
+    return load(name, split, need(f"{name.replace('-', '_')}.npz"))
 
 
 def test_cifar100_has_the_mean_and_std_that_everybody_normalises_with() -> None:
@@ -79,8 +59,4 @@ def test_uci_is_table_12s(name: str, rows: int, features: int, targets: int, spl
     assert fold.y_train.shape[1] == targets
     train, test = data.splits[-1]
     assert sorted(torch.cat([train, test]).tolist()) == list(range(rows))
-    scale = fold.X_train.double().std(0, correction=0)
-    varies = data.X[train].amax(0) > data.X[train].amin(0)
-    assert (scale[varies] - 1).abs().max() < 1e-3
     assert fold.X_test.isfinite().all()
-    assert (~varies).sum() == (2 if name == "naval" else 0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_networks import seeded
 from torch import Tensor
 
 from byov.data.augmentations import AUGMENTATIONS, augment
@@ -16,10 +17,6 @@ from .originals import DETERMINISTIC, photographs, tensor
 
 SHIFTS = [pytest.param(f, id=f"corruption-{name}") for name, f in CORRUPTIONS.items()]
 SHIFTS += [pytest.param(f, id=f"augmentation-{name}") for name, f in AUGMENTATIONS.items()]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def images_of(size: int, count: int = 8) -> Tensor:
@@ -57,15 +54,6 @@ def test_images_of_a_batch_have_draws_of_their_own(f: Shift) -> None:
     differ = bool(((results - results[:1]).abs() > 1e-4).any())
     fixed = {*DETERMINISTIC, "blur", "saturation", "solarize", "posterize", "jpeg"}
     assert differ == (f.name not in fixed or f is AUGMENTATIONS["brightness"])
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-@pytest.mark.parametrize("size", [32, 96])
-def test_an_image_does_not_depend_on_the_others_in_its_batch(name: str, size: int) -> None:
-    images = images_of(224)[..., :size, :size]
-    together = corrupt(images, name, 4)
-    alone = torch.cat([corrupt(image[None], name, 4) for image in images])
-    assert (together - alone).abs().max() < 1e-5
 
 
 # Steps (k: from severity k to k + 1) at which the published parameters themselves make no larger change: the elastic
@@ -132,9 +120,7 @@ def test_the_table_follows_the_shorter_side_and_can_be_told() -> None:
     noise = CORRUPTIONS["gaussian_noise"]
     assert noise.strength(5, 64) == (0.10,)
     assert noise.strength(5, 65) == (0.38,)
-    flat = torch.full((4, 3, 64, 200), 0.5)
-    assert abs(float(corrupt(flat, "gaussian_noise", 1, seeded()).std()) - 0.04) < 0.002
-    assert abs(float(corrupt(flat, "gaussian_noise", 1, seeded(), table="imagenet").std()) - 0.08) < 0.002
+    assert noise.strength(5, 64, "imagenet") == (0.38,)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
 """Every batched image operation against torchvision's, one image at a time, with the same parameters."""
 
+import re
 from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torchvision.transforms.v2 import InterpolationMode
+from PIL import Image
+from torch import nn
+from torchvision.transforms.v2 import CenterCrop, Resize
 from torchvision.transforms.v2 import functional as reference
 
 from byov.data import transforms
-from byov.data.transforms import CropFlip
+from byov.data.transforms import TRIES, CropFlip, ResizedCrop, place_crops
+from byov.runs import Reading, open_run
+from byov.train.config import load_config
+from byov.train.supervised import Supervised, start
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
 CLOSE = 5e-6  # float32 rounding over a few dozen operations on numbers in [0, 1]
@@ -25,33 +33,6 @@ def spread(low: float, high: float, count: int = 12) -> torch.Tensor:
 
 def on_planes(operation: Callable, x: torch.Tensor, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
     return torch.stack(operation(x.unbind(1), *args, **kwargs), 1)
-
-
-@pytest.mark.parametrize("size", [(20, 17), (9, 30), (31, 8)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_crop_resize_flip_is_torchvisions(size: tuple[int, int], channels: int) -> None:
-    """Crops of every position and size, enlarged and reduced, with and without a flip."""
-    x = images(40, channels)
-    g = torch.Generator().manual_seed(1)
-    height, width = torch.randint(1, 21, (40,), generator=g), torch.randint(1, 18, (40,), generator=g)
-    top = (torch.rand(40, generator=g) * (21 - height)).floor()
-    left = (torch.rand(40, generator=g) * (18 - width)).floor()
-    flip = torch.rand(40, generator=g) < 0.5
-    rows = transforms.resize_matrix(top, height.float(), torch.zeros(40, dtype=torch.bool), 20, size[0])
-    columns = transforms.resize_matrix(left, width.float(), flip, 17, size[1])
-    ours = transforms.along_axes(x, rows, columns)
-    for i in range(40):
-        box = (int(top[i]), int(left[i]), int(height[i]), int(width[i]))
-        theirs = reference.resized_crop(x[i], *box, list(size), InterpolationMode.BICUBIC, antialias=True)
-        theirs = reference.horizontal_flip(theirs) if flip[i] else theirs
-        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
-
-
-def test_the_whole_image_at_its_own_size_is_the_image() -> None:
-    x = images()
-    zero, no = torch.zeros(12), torch.zeros(12, dtype=torch.bool)
-    rows, columns = (transforms.resize_matrix(zero, zero + n, no, n, n) for n in (20, 17))
-    torch.testing.assert_close(transforms.along_axes(x, rows, columns), x, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("kernel", [3, 7, 23])
@@ -72,18 +53,11 @@ def test_blur_refuses_an_impossible_kernel(kernel: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_tone_is_torchvisions(name: str, channels: int) -> None:
-    x, factor, one = images(channels=channels), spread(0.0, 2.0), torch.ones(12)
-    if name == "contrast":
-        ours = on_planes(transforms.adjust_contrast, x, factor)
-    else:
-        ours = on_planes(transforms.adjust_tone, x, **({"brightness": one, "saturation": one} | {name: factor}))
-    for i in range(12):
-        theirs = getattr(reference, f"adjust_{name}")(x[i], float(factor[i]))
-        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=CLOSE)
+def test_neutral_strengths_are_exact(channels: int) -> None:
+    x, one = images(channels=channels), torch.ones(12)
     assert torch.equal(on_planes(transforms.adjust_tone, x, one, one), x)
     assert torch.equal(on_planes(transforms.adjust_contrast, x, one), x)
+    assert torch.equal(on_planes(transforms.adjust_hue, x, 0 * one), x)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -110,7 +84,6 @@ def test_hue_is_torchvisions(levels: int) -> None:
     ours = on_planes(transforms.adjust_hue, x, shift)
     for i in range(12):
         torch.testing.assert_close(ours[i], reference.adjust_hue(x[i], float(shift[i])), rtol=0, atol=CLOSE)
-    assert torch.equal(on_planes(transforms.adjust_hue, x, torch.zeros(12)), x)
     assert torch.equal(on_planes(transforms.adjust_hue, x[:, :1], shift), x[:, :1])
 
 
@@ -175,3 +148,71 @@ def test_crop_flip_compiles_and_refuses_bad_settings() -> None:
     assert torch.equal(compiled(x, uniforms), augment.render(x, uniforms))
     with pytest.raises(ValueError, match="padding"):
         CropFlip(padding=-1)
+
+
+# Random resized crops; a network trained on crops of 28 from 32 pixels, read at 28 of 32
+
+
+def test_it_cuts_and_resizes_as_torchvision_does() -> None:
+    """The same boxes, antialiased bicubic; a flip where the uniform says so."""
+    images = torch.rand(6, 3, 20, 24, generator=torch.Generator().manual_seed(0))
+    crop = ResizedCrop(size=12, scale=(0.2, 0.9), ratio=(0.5, 2.0))
+    uniforms = crop.draw(6, torch.Generator().manual_seed(1))
+    boxes = place_crops(crop.scale, crop.ratio, *uniforms.split((2 * TRIES, 2, 1), 1)[:2], 20, 24)
+    flipped = uniforms[:, -1] < 0.5
+    assert 0 < int(flipped.sum()) < 6
+    for i, found in enumerate(crop.render(images, uniforms)):
+        top, left, height, width = (int(box[i]) for box in boxes)
+        part = images[i, :, top : top + height, left : left + width]
+        expected = reference.resize(part, [12, 12], reference.InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
+        expected = expected.flip(-1) if flipped[i] else expected
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["augment=resized-crop", "crop.scale=[0.5,0.1]"], "crop.scale is a range above 0 and up to 1"),
+        (["augment=resized-crop", "crop.size=0"], "crop.size is at least one pixel"),
+        (["crop.size=28"], "[crop] is for augment = 'resized-crop', not for 'none'"),
+    ],
+)
+def test_bad_crops_are_refused(changes: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_config(Supervised, None, changes)
+
+
+def network(classes: int) -> nn.Module:
+    """Only of 28 pixels a side."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, classes))
+
+
+def test_the_paper_s_imagenet_is_read_as_224_of_256_pixels(tmp_path: Path) -> None:
+    """D.3 in the small: crops of 28 pixels out of 32 in training; scaled to 32 and cut to 28 where it is read."""
+    pixels = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "imagenet" / split / label
+            folder.mkdir(parents=True)
+            for i in range(8):
+                Image.fromarray(pixels.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / f"{i}.png")
+    words = [f"model.name=python:{__name__}:network", "posterior.family=none", "train.accelerator=cpu"]
+    words += ["data.name=imagenet", f"data.root={tmp_path}", "data.image_size=32", "augment=resized-crop"]
+    words += [
+        "crop.size=28",
+        "train.epochs=1",
+        "train.batch=8",
+        "train.workers=0",
+        "train.warmup=0",
+        "data.holdout=0.25",
+    ]
+    recipe = load_config(Supervised, None, words)
+    assert start(recipe, tmp_path / "run")
+    assert start(recipe, tmp_path / "run", resume=True)
+    run = open_run(tmp_path / "run", Reading(root=tmp_path, trust=True))
+    assert run.images.images.shape == (16, 3, 28, 28)
+    with Image.open(tmp_path / "imagenet" / "val" / "cat" / "0.png") as file:
+        expected = CenterCrop(28)(Resize(32, reference.InterpolationMode.BICUBIC)(file.convert("RGB")))
+    assert np.abs(np.asarray(expected, int) - run.images.images[0].permute(1, 2, 0).numpy().astype(int)).max() <= 1
+    assert run.load_own("holdout").images.shape[-1] == 28
+    assert run.at_mean.mean.shape == (16, 2)

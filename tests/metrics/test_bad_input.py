@@ -43,7 +43,7 @@ def test_forecasts_and_labels(function: Callable[..., Any], sentence: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-@pytest.mark.parametrize("function", CLASSIFICATION, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [*CLASSIFICATION, F.recall_at_1], ids=lambda f: f.__name__)
 def test_every_integer_dtype_is_a_label(function: Callable[..., Any], dtype: torch.dtype) -> None:
     assert_equal(function(GOOD, LABELS.to(dtype)), function(GOOD, LABELS))
 
@@ -62,6 +62,9 @@ def test_rounding_is_not_an_error(dtype: torch.dtype) -> None:
 ONE = torch.ones(3)
 TABLE = {"fog": [0.5]}
 REFUSALS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: F.accuracy([[0.5, 0.5]], LABELS), "probs must be a torch tensor, got list"),
+    (lambda: F.accuracy(GOOD, [0, 1]), "labels must be a torch tensor, got list"),
+    (lambda: F.mean_corruption_error(TABLE, [0.5]), "baseline must be a mapping from corruption to errors, got list"),
     (lambda: F.accuracy(GOOD, LABELS, top_k=3), "top_k must not exceed the number of classes 2, got 3"),
     (lambda: F.accuracy(GOOD, LABELS, top_k=0), "top_k must be a whole number of at least 1, got 0"),
     (lambda: F.nll(GOOD, LABELS, log_input=True), "log-probabilities must have a log-sum-exp of zero"),
@@ -107,6 +110,19 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: F.relative_mean_corruption_error(TABLE, 0.1, TABLE, 0.5), "'fog' does the baseline no harm"),
     (lambda: F.relative_mean_corruption_error(TABLE, 0.1, TABLE, 0.1, "mine"), "denominator must be one of"),
     (lambda: F.relative_mean_corruption_error(TABLE, -1.0, TABLE, 0.1), "clean must hold finite errors"),
+    (lambda: F.recall_at_1(ONE, LABELS), r"embeddings must have shape \(N, D\), got \(3,\)"),
+    (lambda: F.recall_at_1(GOOD * float("nan"), LABELS), "embeddings must be finite"),
+    (lambda: F.recall_at_1(GOOD[:1], LABELS[:1]), "needs at least two samples, got 1"),
+    (lambda: F.recall_at_1(GOOD[:0], LABELS[:0]), "embeddings is empty"),
+    (
+        lambda: F.recall_at_1(GOOD, torch.tensor([0, 1, 1])),
+        r"labels must have shape \(2,\) to match embeddings, got \(3,\)",
+    ),
+    (lambda: F.recall_at_1(GOOD, LABELS.float()), "labels must have an integer dtype"),
+    (lambda: F.r_auroc(ONE, GOOD, LABELS), "one entry for each of the 2 samples, got 3"),
+    (lambda: F.r_auroc(ONE[:2] / 0, GOOD, LABELS), "uncertainty must be finite"),
+    (lambda: F.r_auroc(ONE[:2], GOOD, LABELS), "but all 2 are wrong"),
+    (lambda: F.r_auroc(ONE[:2], GOOD, torch.tensor([1, 1])), "but all 2 are right"),
     (lambda: metrics.Accuracy(top_k=0), "top_k must be a whole number"),
     (lambda: metrics.CalibrationError(bins=0), "bins must be a whole number"),
     (lambda: metrics.CalibrationError(norm="l2"), "norm must be one of"),
@@ -128,16 +144,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "sentence"), REFUSALS, ids=[sentence for _, sentence in REFUSALS])
 def test_refusal(call: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence) as refusal:
+    with pytest.raises((ValueError, TypeError), match=sentence) as refusal:
         call()
     assert "\n" not in str(refusal.value)
     assert str(refusal.value).endswith(".")
-
-
-def test_other_types_are_type_errors() -> None:
-    with pytest.raises(TypeError, match="probs must be a torch tensor, got list"):
-        F.accuracy([[0.5, 0.5]], LABELS)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="labels must be a torch tensor, got list"):
-        F.accuracy(GOOD, [0, 1])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="baseline must be a mapping from corruption to errors, got list"):
-        F.mean_corruption_error(TABLE, [0.5])  # type: ignore[arg-type]

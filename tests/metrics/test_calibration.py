@@ -69,7 +69,7 @@ def test_adaptive_bins_hold_equal_mass(problem: tuple[Tensor, Tensor], bins: int
 
 
 @given(problems(ties=True), st.integers(1, 20), st.randoms(use_true_random=False))
-def test_adaptive_bins_do_not_depend_on_the_order(problem: tuple[Tensor, Tensor], bins: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_adaptive_bins_do_not_depend_on_the_order(problem: tuple[Tensor, Tensor], bins: int, random) -> None:
     probs, labels = problem
     order = list(range(len(labels)))
     random.shuffle(order)

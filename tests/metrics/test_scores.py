@@ -11,7 +11,18 @@ from sklearn.metrics import log_loss, root_mean_squared_error
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from byov.metrics.functional import accuracy, brier_decomposition, brier_score, log_predictive_density, nll, rmse
+from byov.metrics.functional import (
+    accuracy,
+    brier_decomposition,
+    brier_score,
+    corruption_error,
+    log_predictive_density,
+    mean_corruption_error,
+    nll,
+    relative_corruption_error,
+    relative_mean_corruption_error,
+    rmse,
+)
 
 from .inputs import problems, random_problem
 
@@ -128,3 +139,33 @@ def test_a_precision_per_output() -> None:
 def test_a_far_target_does_not_underflow() -> None:
     value = log_predictive_density(torch.zeros(10, 1), torch.tensor([1e4]), precision=0.1)
     assert value.item() == pytest.approx(0.5 * math.log(0.1 / (2 * math.pi)) - 0.05 * 1e8, rel=1e-12)
+
+
+Errors = dict[str, list[float]]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Errors, float, Errors, float]:
+    severities, clean = draw(st.integers(1, 5)), st.floats(0.0, 0.29)
+    errors, baseline = (
+        {name: draw(st.lists(st.floats(least, 1.0), min_size=severities, max_size=severities)) for name in "abc"}
+        for least in (0.0, 0.3)
+    )
+    return errors, draw(clean), baseline, draw(clean)
+
+
+@given(models())
+def test_the_formulas(model: tuple[Errors, float, Errors, float]) -> None:
+    errors, clean, baseline, baseline_clean = model
+    ce = {c: 100 * sum(errors[c]) / sum(baseline[c]) for c in errors}
+    assert {c: v.item() for c, v in corruption_error(errors, baseline).items()} == pytest.approx(ce, rel=1e-9)
+    assert mean_corruption_error(errors, baseline).item() == pytest.approx(sum(ce.values()) / 3, rel=1e-9)
+    for denominator, other in (("baseline", baseline_clean), ("own", clean)):
+        rce = {
+            c: 100 * (sum(errors[c]) - len(errors[c]) * clean) / (sum(baseline[c]) - len(errors[c]) * other)
+            for c in errors
+        }
+        values = relative_corruption_error(*model, denominator)
+        assert {c: v.item() for c, v in values.items()} == pytest.approx(rce, rel=1e-7, abs=1e-7)
+        mean = relative_mean_corruption_error(*model, denominator).item()
+        assert mean == pytest.approx(sum(rce.values()) / 3, rel=1e-7, abs=1e-7)

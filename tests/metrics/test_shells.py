@@ -40,13 +40,6 @@ def test_any_split_gives_the_whole(case: Case, seed: int, cuts: set[int]) -> Non
 
 
 @everything
-def test_merged_states_give_the_whole(case: Case) -> None:
-    merged, other = (fed(case, index) for index in torch.arange(SAMPLES).split([30, 60]))
-    merged.merge_state(other)
-    assert_equal(merged.compute(), case.expected())
-
-
-@everything
 def test_reset_pickle_and_an_empty_metric(case: Case) -> None:
     metric = fed(case, torch.arange(SAMPLES))
     assert_equal(pickle.loads(pickle.dumps(metric)).compute(), case.expected())
@@ -83,14 +76,6 @@ def test_a_refused_batch_changes_nothing(case: Case) -> None:
         with pytest.raises(ValueError, match=r"must be finite|must not be NaN"):
             metric.update(arguments[0] * float("nan"), *arguments[1:])
     assert_equal(metric.compute(), case.expected())
-
-
-def test_forward_returns_the_batch_value_and_keeps_the_total() -> None:
-    metric = metrics.Brier()
-    batches = list(zip(PROBS.split(30), LABELS.split(30), strict=True))
-    for probs, labels in batches:
-        assert_equal(metric(probs, labels), metrics.functional.brier_score(probs, labels))
-    assert_equal(metric.compute(), metrics.functional.brier_score(PROBS, LABELS))
 
 
 def test_a_collection_does_not_confuse_equal_first_batches() -> None:
@@ -158,7 +143,7 @@ def test_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("home", [metrics, metrics.functional], ids=["shells", "functions"])
-def test_every_public_name_has_an_example(home) -> None:  # type: ignore[no-untyped-def]
+def test_every_public_name_has_an_example(home) -> None:
     for name in home.__all__:
         thing = getattr(home, name)
         if inspect.ismodule(thing) or issubclass(thing if inspect.isclass(thing) else object, tuple):

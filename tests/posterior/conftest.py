@@ -1,7 +1,5 @@
 """The grid: every family on every network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """torch.compile, without graph breaks and with eager numbers, for every family on every network."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

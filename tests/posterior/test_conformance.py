@@ -1,7 +1,5 @@
 """The contract, for every family on every kind of network."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -69,18 +67,10 @@ class TestDraws:
         assert any(not torch.equal(other, first) for other in others)
 
     @pytest.mark.parametrize("training", MODES)
-    def test_a_draw_is_the_plain_network_with_other_weights(self, cell: Cell, training: bool) -> None:
-        model = cell.spread().model.train(training)
-        noise = model.noise(seeded(1))
-        net = cell.at(model.tensors(noise))
-        with model.draw(noise=noise):
-            close(call(model, cell.x), call(net, cell.x))
-
-    @pytest.mark.parametrize("training", MODES)
     def test_blocks_nest_and_restore(self, cell: Cell, training: bool) -> None:
         """In train mode neither a held draw nor the mean is what a model falls back to by itself."""
         model = cell.spread().model.train(training)
-        noise, net = model.noise(seeded(1)), cell.at(model.point_state_dict())
+        noise, net, before = model.noise(seeded(1)), cell.at(model.point_state_dict()), snapshot(model)
         with model.at_mean() as held:
             assert held is model
             mean = call(model, cell.x)
@@ -91,7 +81,9 @@ class TestDraws:
                     assert torch.equal(call(model, cell.x), mean)
                 assert torch.equal(call(model, cell.x), outer)
             assert torch.equal(call(model, cell.x), mean)
-        assert training or torch.equal(call(model, cell.x), mean)
+        if not training:
+            assert torch.equal(call(model, cell.x), mean)
+            assert_same(snapshot(model), before)
 
     def test_an_exception_restores_everything(self, cell: Cell) -> None:
         model = cell.spread().model.eval()
@@ -123,49 +115,32 @@ class TestDraws:
                     close(out, model(cell.x))
 
 
-class TestBuffers:
-    def test_they_do_not_move_in_eval_mode(self, cell: Cell) -> None:
-        model = cell.spread().model
-        before = snapshot(model)
-        model.eval()(cell.x)
-        with model.draw():
-            model(cell.x)
-        with model.at_mean():
-            model(cell.x)
-        assert_same(snapshot(model), before)
-
-    def test_they_move_as_the_plain_network_s_do(self, cell: Cell) -> None:
-        model = cell.spread().model
-        noise = model.noise()
-        net = cell.at(model.tensors(noise))
-        call(net, cell.x)
-        with model.draw(noise=noise):
-            call(model, cell.x)
-        now = {**dict(model.net.named_buffers()), **model.tensors(noise)}
-        for name, buffer in net.named_buffers():
-            close(now[name], buffer)
-
-
 class TestGradients:
     @pytest.mark.parametrize("training", MODES)
-    def test_they_reach_every_role_by_the_chain_rule(self, cell: Cell, training: bool) -> None:
+    def test_a_draw_is_the_plain_network_with_other_weights(self, cell: Cell, training: bool) -> None:
+        """In its outputs, in its buffers, and by the chain rule in the gradient of every role."""
         model = cell.spread().double().model.train(training)
         noise = model.noise()
-        net = cell.at(model.tensors(noise))
-        loss(call(net, cell.x)).backward()
-        roles = dict(model.named_parameters())
         drawn = model.tensors(noise)
+        net = cell.at(drawn)
+        expected = call(net, cell.x)
+        loss(expected).backward()
+        roles = dict(model.named_parameters())
         names = [name for name, _ in net.named_parameters()]
-        expected = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             [drawn[name] for name in names], list(roles.values()), [net.get_parameter(name).grad for name in names]
         )
         with model.draw(noise=noise):
-            loss(call(model, cell.x)).backward()
-        for (name, role), gradient in zip(roles.items(), expected, strict=True):
+            out = call(model, cell.x)
+            loss(out).backward()
+        close(out, expected)
+        now = {**dict(model.net.named_buffers()), **model.tensors(noise)}
+        for name, buffer in net.named_buffers():
+            close(now[name], buffer)
+        for (name, role), gradient in zip(roles.items(), gradients, strict=True):
             assert role.grad is not None, name
-            own = name.rpartition(".")[2].startswith(
-                ("rows", "columns")
-            )  # of one parameter, which BatchNorm may cancel
+            # BatchNorm may cancel the gradient of one parameter's rows or columns.
+            own = name.rpartition(".")[2].startswith(("rows", "columns"))
             assert role.grad.abs().max() > 1e-6 or own, name
             close(role.grad, gradient, rtol=1e-8, atol=1e-8)
 

@@ -1,7 +1,5 @@
 """Two processes under DDP: what each rank draws, and what the gradients are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import byov
+from byov.posterior.random import stream
 
 RANKS = 2
 FAMILIES: list[Any] = [byov.Gaussian(-2.0), byov.EMP(2, start="reset"), byov.Ensemble(2, start="reset")]
@@ -81,6 +80,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for process in processes:
             process.kill()
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def test_streams_differ_in_the_32_bits_that_cpu_generators_keep() -> None:
+    seeds = {stream(seed, rank, step) & 0xFFFFFFFF for seed in range(4) for rank in range(8) for step in range(64)}
+    assert len(seeds) == 4 * 8 * 64
 
 
 def test_ranks_seeded_alike_draw_each_their_own(ranks: list[dict[str, Any]]) -> None:

@@ -1,7 +1,6 @@
 """The mean-field Gaussian: its KL against torch.distributions, with its gradient, and how it draws."""
 
-from __future__ import annotations
-
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +8,12 @@ import torch
 from scipy import stats
 from small_networks import mlp, seeded, shake
 from torch import Tensor, nn
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 import byov
+from byov.posterior import Family, FullGaussian, KroneckerGaussian
+
+from .cell import close
 
 Named = dict[str, Tensor]
 
@@ -70,12 +72,6 @@ def test_the_kl_and_its_gradient_are_those_of_torch_distributions(kind: Any) -> 
         torch.testing.assert_close(gradient, right, rtol=1e-5, atol=1e-5)
 
 
-def test_the_kl_of_a_float64_model_is_in_float64() -> None:
-    model = make().double()
-    assert model.kl().dtype == torch.float64
-    assert model.kl().item() == pytest.approx(reference(model, by_name(model, 0), by_name(model, 1)).item(), rel=1e-14)
-
-
 def test_kl_is_about_four_and_a_half_nats_per_weight_at_the_start() -> None:
     """log σ² starts at −10, whatever the rules that cover a weight; and at what it is told."""
     net = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 3))
@@ -94,21 +90,6 @@ def test_draws_are_normal_and_independent_of_each_other() -> None:
     assert correlation.abs().max() < 4 / 2000**0.5
     one_after_another = torch.corrcoef(torch.stack([noise[1:].flatten(), noise[:-1].flatten()]))[0, 1]
     assert one_after_another.abs() < 4 / 8000**0.5
-
-
-def test_a_draw_is_the_mean_plus_sigma_epsilon() -> None:
-    model = make()
-    noise = model.noise(seeded(4))
-    eps = model.factors[0].layout.split(noise[0]["eps"])
-    mean, std = model.mean(), model.std()
-    for name, theta in model.sample(1, seeded(4)).items():
-        torch.testing.assert_close(theta[0], mean[name] + std[name] * eps[name])
-
-
-@pytest.mark.parametrize("log_var", [float("nan"), float("inf"), 1e308, "low"])
-def test_a_log_var_must_be_finite(log_var: float) -> None:
-    with pytest.raises(ValueError, match="finite log_var"):
-        byov.Gaussian(log_var)
 
 
 def test_a_relative_start_is_a_share_of_each_layers_own_scale() -> None:
@@ -138,12 +119,83 @@ def test_a_relative_start_has_the_dtype_of_the_weights() -> None:
     assert float(model.std()["weight"].detach().float().mean()) == pytest.approx(0.1 * float(scale), rel=0.05)
 
 
-@pytest.mark.parametrize("relative", [0.0, -1.0, float("nan"), float("inf"), "some"])
-def test_a_relative_start_is_above_zero(relative: float) -> None:
-    with pytest.raises(ValueError, match="relative σ above 0"):
-        byov.Gaussian(relative=relative)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [({"log_var": v}, "finite log_var") for v in (float("nan"), float("inf"), 1e308, "low")]
+    + [({"relative": v}, "relative σ above 0") for v in (0.0, -1.0, float("nan"), float("inf"), "some")],
+)
+def test_bad_starts_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        byov.Gaussian(**arguments)
 
 
 def test_a_gaussian_without_a_relative_start_is_written_as_it_always_was() -> None:
     assert repr(byov.Gaussian(-11.0)) == "Gaussian(log_var=-11.0)"
     assert repr(byov.Gaussian(relative=0.05)) == "Gaussian(log_var=-10.0, relative=0.05)"
+
+
+# Correlated Gaussians against torch's MultivariateNormal
+
+
+FAMILIES: list[Family] = [FullGaussian(-2.0), KroneckerGaussian(-2.0)]
+
+
+@pytest.fixture(params=FAMILIES, ids=repr)
+def model(request: pytest.FixtureRequest) -> byov.BayesianModule:
+    model = byov.bayesianize(mlp(), {byov.output_layer: request.param}).double()
+    shake(model, 0.3)
+    return model
+
+
+def linear_map(model: byov.BayesianModule) -> Tensor:
+    """F of θ = μ + F·ε, by what each unit vector draws."""
+    factor = model.factors[0]
+    units = torch.eye(factor.layout.numel, dtype=torch.float64)
+    return torch.stack([factor.flat_draw({"eps": unit}) - factor.flat_mean() for unit in units], 1).detach()
+
+
+def test_moments_and_kl_are_those_of_the_covariance(model: byov.BayesianModule) -> None:
+    factor, spread = model.factors[0], linear_map(model)
+    covariance = spread @ spread.mT
+    assert covariance.triu(1).abs().max() > 0.01
+    close(factor.flat_std(), covariance.diagonal().sqrt(), rtol=1e-10)
+    q = MultivariateNormal(factor.flat_mean(), covariance)
+    p = MultivariateNormal(torch.full_like(q.loc, 0.1), 0.49 * torch.eye(len(q.loc)).double())
+    close(model.kl(byov.Normal(0.1, 0.7)), kl_divergence(q, p), rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_it_starts_as_the_gaussian_does(family: Family) -> None:
+    net = mlp()
+    model, plain = (byov.bayesianize(net, f).double() for f in (family, byov.Gaussian(-2.0)))
+    for name, draw in model.sample(2, seeded()).items():
+        close(draw, plain.sample(2, seeded())[name], rtol=1e-6)
+    for (name, std), other in zip(model.std().items(), plain.std().values(), strict=True):
+        close(std, other, rtol=1e-6), name
+    close(model.kl(), plain.kl(), rtol=1e-6)
+
+
+def test_one_pass_of_the_network_serves_all_draws(model: byov.BayesianModule) -> None:
+    x = torch.randn(5, 6).double()
+    head, loop = (byov.predict(model, x, 20, strategy=s, generator=seeded()) for s in ("auto", "loop"))
+    assert head.strategy == "head"
+    close(head.mean, loop.mean, rtol=1e-8)
+    assert (head.mean - byov.predict(model.point(), x).mean).abs().max() > 1e-3
+    assert byov.predict(model, x, 5, strategy="vmap").samples == 5
+
+
+def test_the_state_of_a_full_covariance_round_trips_and_it_prunes(model: byov.BayesianModule) -> None:
+    other = byov.bayesianize(mlp(), {byov.output_layer: model.factors[0].family}).double()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    for name, draw in model.sample(2, seeded()).items():
+        assert torch.equal(other.sample(2, seeded())[name], draw)
+    pruned = byov.prune(model, 0.5)
+    assert float((pruned[3].weight == 0).float().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_bad_input_is_one_sentence() -> None:
+    for family in (FullGaussian, KroneckerGaussian):
+        with pytest.raises(ValueError, match=r"needs a finite log_var"):
+            family(float("inf"))
+    with pytest.raises(ValueError, match="full covariance of 40,200 weights does not fit"):
+        byov.bayesianize(nn.Linear(200, 200), FullGaussian())

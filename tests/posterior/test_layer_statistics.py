@@ -1,7 +1,5 @@
 """Layer-wise σ and SNR against brute force for every family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -64,4 +62,4 @@ def test_a_weight_without_spread_has_no_ratio() -> None:
 
 def test_a_plain_network_is_refused() -> None:
     with pytest.raises(TypeError, match="BayesianModule, not of Linear"):
-        layer_statistics(nn.Linear(2, 2))  # type: ignore[arg-type]
+        layer_statistics(nn.Linear(2, 2))

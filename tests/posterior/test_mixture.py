@@ -1,7 +1,5 @@
 """The ensemble family: what shares an assignment, how often each component is taken, equation (6) and theorem 2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 import byov
 from byov.posterior import Family
+from byov.posterior.layout import Layout, Slot, occurrences
 
 PROBS = (0.5, 0.3, 0.2)
 
@@ -222,10 +221,8 @@ def test_sigma_adds_normal_noise_of_that_size(kind: type[byov.EMP]) -> None:
 # Where components start
 
 
-def test_copies_start_at_the_network_and_resets_apart() -> None:
+def test_resets_start_apart() -> None:
     net = small()
-    model = byov.bayesianize(net, byov.EMP(3, spread=0.0))
-    assert all((std == 0).all() for std in model.std().values())
     reset = byov.bayesianize(net, byov.Ensemble(3, start="reset"))
     components = reset.factors[0].layout.split(reset.factors[0].components)["0.weight"]
     assert torch.equal(components[0], net.get_parameter("0.weight"))
@@ -302,39 +299,31 @@ def test_equation_6_for_a_zero_component(kind: type) -> None:
 
 # Bad input
 
-COMPONENTS = [byov.Ensemble, byov.EMP, byov.ECMP]
-BERNOULLI = [byov.Dropout, byov.DropConnect]
+SIGMAS = [({"sigma": sigma}, " needs a σ of at least 0") for sigma in (-0.1, float("nan"), float("inf"), None)]
+COMPONENTS: list[tuple[dict[str, Any], str]] = [
+    *[({"k": k}, " needs at least 2 components, not k=") for k in (1, 0, -3, 2.5, True)],
+    ({"probs": (0.5, 0.6)}, " needs mixing probabilities above 0 that sum to 1"),
+    ({"probs": (1.0, 0.0)}, " needs mixing probabilities above 0 that sum to 1"),
+    ({"k": 3, "probs": (0.5, 0.5)}, r"\(3\) needs 3 mixing probabilities, not 2"),
+    ({"start": "random"}, " starts from 'copy' or 'reset', not 'random'"),
+    *[({"spread": spread}, " needs a spread of at least 0") for spread in (-0.1, float("inf"), float("nan"))],
+]
+DROPS = [({"p": p}, r" needs a probability of dropping in \[0, 1\)") for p in (1.0, 1.5, -0.1, float("nan"), "a")]
 
 
-@pytest.mark.parametrize("kind", COMPONENTS)
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        *[({"k": k}, " needs at least 2 components, not k=") for k in (1, 0, -3, 2.5, True)],
-        ({"probs": (0.5, 0.6)}, " needs mixing probabilities above 0 that sum to 1"),
-        ({"probs": (1.0, 0.0)}, " needs mixing probabilities above 0 that sum to 1"),
-        ({"k": 3, "probs": (0.5, 0.5)}, r"\(3\) needs 3 mixing probabilities, not 2"),
-        ({"start": "random"}, " starts from 'copy' or 'reset', not 'random'"),
-        *[({"spread": spread}, " needs a spread of at least 0") for spread in (-0.1, float("inf"), float("nan"))],
-        *[({"sigma": sigma}, " needs a σ of at least 0") for sigma in (-0.1, float("nan"), float("inf"), None)],
+    ("kind", "arguments", "sentence"),
+    [(kind, *case) for kind in (byov.Ensemble, byov.EMP, byov.ECMP) for case in (*COMPONENTS, *SIGMAS)]
+    + [(kind, *case) for kind in (byov.Dropout, byov.DropConnect) for case in (*DROPS, *SIGMAS)]
+    + [
+        (byov.Ensemble, {"k": 3, "zero": True}, " has no component at zero"),
+        (byov.EMP, {"learn_probs": True, "zero": True}, ".* has fixed probabilities"),
     ],
 )
 def test_bad_mixtures_are_refused_in_a_sentence(kind: type, arguments: dict[str, Any], sentence: str) -> None:
+    usual: dict[str, Any] = {"p": 0.1} if kind in (byov.Dropout, byov.DropConnect) else {"k": 2}
     with pytest.raises(ValueError, match=f"{kind.__name__}{sentence}"):
-        kind(**{"k": 2, **arguments})
-
-
-@pytest.mark.parametrize("kind", BERNOULLI)
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        *[({"p": p}, r"a probability of dropping in \[0, 1\)") for p in (1.0, 1.5, -0.1, float("nan"), "a")],
-        *[({"sigma": sigma}, "a σ of at least 0") for sigma in (-0.1, float("nan"), float("inf"), None)],
-    ],
-)
-def test_bad_dropouts_are_refused_in_a_sentence(kind: type, arguments: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} needs {sentence}"):
-        kind(**{"p": 0.1, **arguments})
+        kind(**{**usual, **arguments})
 
 
 def test_families_are_frozen_and_equal_by_value() -> None:
@@ -374,8 +363,38 @@ def test_a_component_stays_at_zero(kind: Any) -> None:
     assert repr(kind(3, PROBS)) == f"{kind.__name__}(k=3, probs={PROBS}, sigma=0.0, start='copy')"  # as it was
 
 
-def test_no_zero_where_it_has_no_meaning() -> None:
-    with pytest.raises(ValueError, match="Ensemble has no component at zero"):
-        byov.Ensemble(3, zero=True)
-    with pytest.raises(ValueError, match="has fixed probabilities"):
-        byov.EMP(3, learn_probs=True, zero=True)
+# Where the cells of an assignment lie
+
+
+def layout_of_net(net: nn.Module) -> Layout:
+    return Layout(tuple(Slot.of([n for n, _ in places], places[0][1], p) for p, places in occurrences(net)))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (nn.Linear(3, 4), 3),
+        (nn.Conv2d(4, 6, 3, groups=2), 4),
+        (nn.Conv2d(5, 10, 3, groups=5), 5),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), 4),
+        (nn.Embedding(7, 3), 7),
+        (nn.EmbeddingBag(7, 3), 7),
+        (nn.LayerNorm(5), 5),
+        (nn.BatchNorm2d(5), 5),
+    ],
+    ids=repr,
+)
+def test_there_are_as_many_units_as_inputs(module: Any, inputs: int) -> None:
+    layout = layout_of_net(module)
+    assert layout.units == inputs
+    sizes = torch.bincount(layout.unit_cells()[~layout.bias_cells()])
+    assert (sizes == module.weight.numel() // inputs).all()
+    if getattr(module, "bias", None) is not None:
+        assert layout.split(layout.bias_cells())["bias"].all()
+    assert not layout.split(layout.bias_cells())["weight"].any()
+
+
+def test_attention_is_two_layers_and_a_layer_keeps_weight_and_bias_together() -> None:
+    layout = layout_of_net(nn.MultiheadAttention(4, 2))
+    layers = {name: cell.unique().tolist() for name, cell in layout.split(layout.layer_cells()).items()}
+    assert layers == {"in_proj_weight": [0], "in_proj_bias": [0], "out_proj.weight": [1], "out_proj.bias": [1]}

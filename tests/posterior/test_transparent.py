@@ -1,7 +1,5 @@
 """What a BayesianModule shows of the network inside, and what it refuses to show without its weights."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle
@@ -81,7 +79,7 @@ def test_attributes_are_the_networks(model: byov.BayesianModule) -> None:
 
 def test_methods_run_under_the_mean_or_a_draw(model: byov.BayesianModule) -> None:
     model.eval()
-    assert torch.equal(model.features(X), model.point().features(X))  # type: ignore[operator]
+    assert torch.equal(model.features(X), model.point().features(X))
     assert list(inspect.signature(model.features).parameters) == ["x"]
     noise = model.noise(seeded())
     with model.draw(noise=noise):

@@ -1,7 +1,5 @@
 """The prediction by hand that the engine is compared with, and networks that do odd things."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Mapping
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_networks import seeded, shake
+from small_networks import NETWORKS, Recurrent, seeded, shake
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -52,6 +50,12 @@ class Net(nn.Module):
         return self.way(self, x) if self.last else 2 * self.way(self, x)
 
 
+KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    **NETWORKS,
+    "lstm": (Recurrent, lambda: torch.randn(4, 6)),
+    "shared": (shared, lambda: torch.randn(4, 6)),
+    "head": (Net, lambda: torch.randn(4, 6)),
+}
 HEAD = {"head.*": byov.Gaussian(-1.0)}
 
 

@@ -1,10 +1,6 @@
 """Whatever a network does in its forward: as a loop by hand on a copy would have it, or refused in one sentence."""
 
-from __future__ import annotations
-
-import copy
 import random
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -83,6 +79,17 @@ UNBATCHED: dict[str, Way] = {
     "reads a number": lambda net, x: net.body(x) * net.head(x).mean().item(),
     "through numpy": lambda net, x: net.body(torch.from_numpy(net.head(x).numpy().copy())),
     "by a function of its own": lambda net, x: net.body(Twice.apply(net.head(Twice.apply(x)))),
+    # What two passes do not show: one that differs comes later, or only the state tells that there was one.
+    "draws from Python, which shows later": lambda net, x: net.head(net.body(x) * (1 + (random.random() > 0.9))),
+    "draws from torch, which shows later": lambda net, x: net.head(net.body(x) * (1 + (float(torch.rand(())) > 0.9))),
+    "draws from numpy, which shows later": lambda net, x: net.head(net.body(x) * (1 + (np.random.rand() > 0.6))),  # noqa: NPY002
+    "counts, which shows later": lambda net, x: then(
+        setattr(net, "calls", net.calls + 1), net.head(x * (1 + (net.calls % 5 == 0)))
+    ),
+    "writes its input later": lambda net, x: then(
+        setattr(net, "calls", net.calls + 1), net.head(x.mul_(2.0) if net.calls % 3 == 2 else x)
+    ),
+    "counts without effect": lambda net, x: then(net.passes.add_(1.0), net.head(net.body(x))),
 }
 
 
@@ -117,28 +124,6 @@ def test_vmap_refuses(name: str) -> None:
     assert all(module.training for module in model.modules())
 
 
-RARE: dict[str, Way] = {
-    "draws from Python": lambda net, x: net.head(net.body(x) * (1 + (random.random() > 0.9))),
-    "draws from torch": lambda net, x: net.head(net.body(x) * (1 + (float(torch.rand(())) > 0.9))),
-    "draws from numpy": lambda net, x: net.head(net.body(x) * (1 + (np.random.rand() > 0.6))),  # noqa: NPY002
-    "counts": lambda net, x: then(setattr(net, "calls", net.calls + 1), net.head(x * (1 + (net.calls % 5 == 0)))),
-    "writes its input": lambda net, x: then(
-        setattr(net, "calls", net.calls + 1), net.head(x.mul_(2.0) if net.calls % 3 == 2 else x)
-    ),
-    "counts without effect": lambda net, x: then(net.passes.add_(1.0), net.head(net.body(x))),
-}
-
-
-@pytest.mark.parametrize("name", RARE)
-@pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])
-def test_what_two_passes_do_not_show(name: str, strategy: Any) -> None:
-    """A pass that is different comes later, or only the state tells that there was one."""
-    model, x = byov.bayesianize(Net(RARE[name]), HEAD), torch.randn(4, 6)
-    refused = pytest.raises(RuntimeError, match="use strategy='loop'") if strategy == "vmap" else nullcontext()
-    with refused:
-        agree(model, x, strategy)
-
-
 def test_a_drift_too_small_for_rounding_to_tell() -> None:
     net = Net(lambda net, x: then(net.listed.append(1), net.head(x * (1 + 2e-5 * len(net.listed)))))
     assert agree(byov.bayesianize(net, HEAD), torch.randn(4, 6), atol=0).strategy == "loop"
@@ -157,8 +142,8 @@ def test_a_loader_of_a_network_with_state_counts_every_pass() -> None:
     twin = byov.bayesianize(Net(UNBATCHED["counts in a buffer"]), HEAD)
     twin.load_state_dict(model.state_dict())
     found = byov.predict(model, x.split(4), 3, generator=seeded(), keep=True)
-    assert torch.equal(found.draws, torch.cat([by_hand(twin, part, 3) for part in x.split(4)], dim=1))  # type: ignore[arg-type]
-    assert float(model.net.passes) == 9.0  # type: ignore[arg-type]
+    assert torch.equal(found.draws, torch.cat([by_hand(twin, part, 3) for part in x.split(4)], dim=1))
+    assert float(model.net.passes) == 9.0
 
 
 class Noisy(nn.Module):
@@ -171,20 +156,7 @@ class Noisy(nn.Module):
 def test_a_random_body_in_a_class_of_torch(wrap: Any) -> None:
     net, x = nn.Sequential(nn.Linear(6, 6), wrap(Noisy()), nn.Linear(6, 3)), torch.randn(4, 6)
     model = byov.bayesianize(net, {"2.*": byov.Gaussian(-1.0)})
-    torch.manual_seed(0)
-    expected = by_hand(copy.deepcopy(model), x, 6)
-    torch.manual_seed(0)
-    assert_close(byov.predict(model, x, 6, generator=seeded(), keep=True).draws, expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
-@pytest.mark.parametrize("strategy", ["loop", "auto"])
-def test_a_scripted_module_in_the_middle(strategy: Any) -> None:
-    net = Net(lambda net, x: net.body(net.script(net.head(x))))
-    net.script = torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
-    model, x = byov.bayesianize(net, HEAD), torch.randn(4, 6)
-    found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)
-    assert torch.equal(found.draws, by_hand(model, x, 6))  # type: ignore[arg-type]
+    agree(model, x)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -202,7 +174,7 @@ def test_autocast_inside_the_network(inside: bool, outside: bool, strategy: Any)
 @pytest.mark.parametrize("strategy", ["loop", "auto"])
 def test_a_hook_sees_every_pass(strategy: Any) -> None:
     model, seen = byov.bayesianize(Net(), byov.Gaussian()), []
-    model.net.body.register_forward_hook(lambda module, args, out: seen.append(len(out)))  # type: ignore[union-attr]
+    model.net.body.register_forward_hook(lambda module, args, out: seen.append(len(out)))
     byov.predict(model, torch.randn(5, 6).split(3), 4, strategy)
     assert seen == [3] * 4 + [2] * 4
 
@@ -247,7 +219,7 @@ def test_a_network_that_replaces_its_weights(way: Way, strategy: Any, samples: i
         return
     found = byov.predict(model, x, samples, strategy, generator=seeded(), keep=True)
     assert list(model.state_dict()) == state
-    assert model.net.head._parameters["weight"] is None  # type: ignore[union-attr]
+    assert model.net.head._parameters["weight"] is None
     assert "weight" not in vars(model.net.head)
     weights = zip(drawn["head.weight"], drawn["head.bias"], strict=True)
     assert_close(found.draws, torch.stack([F.linear(x, 2 * w, b).softmax(1) for w, b in weights]).detach())

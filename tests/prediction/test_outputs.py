@@ -1,7 +1,5 @@
 """Each task against its closed form; what is returned beside the logits; and what may be two things is refused."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, namedtuple
 from math import e, log, pi
 from typing import Any
@@ -15,9 +13,8 @@ from torch.testing import assert_close
 
 import byov
 
-from .networks import HEAD, Net, by_hand
+from .networks import HEAD, STRATEGIES, Net, by_hand
 
-STRATEGIES = ("loop", "vmap", "auto")
 Pair = namedtuple("Pair", "features logits")
 
 
@@ -52,37 +49,46 @@ def entr(p: Tensor) -> Tensor:
 # Tasks, by every strategy
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_probabilities_are_not_softmaxed_again(strategy: Any) -> None:
-    model, x, outputs = made(lambda h: h.softmax(1))
-    got, probs = found(model, x, strategy=strategy, task="probabilities"), outputs.softmax(2)
-    assert_close(got.draws, probs)
-    assert_close(got.mean, probs.mean(0))
-    assert_close(got.entropy, entr(probs.mean(0)).sum(1))
-    assert_close(got.expected_entropy, entr(probs).sum(2).mean(0))
-    assert got.task == "probabilities"
-    with pytest.raises(ValueError, match="sum to one, as probabilities do: add task='probabilities'"):
-        found(model, x, strategy=strategy)
-    assert found(model, x, task="classification").task == "classification"  # who says so is believed
-    with pytest.raises(ValueError, match="sum to one over dimension 1"):
-        found(made()[0], x, task="probabilities")
+def both(p: Tensor) -> Tensor:
+    """The probabilities of the two classes, in dimension 2, of that of the second one."""
+    return torch.stack([1 - p, p], 2)
+
+
+# What a network makes of its layer's outputs (N, 4), what is said of it, and the probabilities of draws (S, N, 4), with
+# the dimension of the classes: None where every number is a probability by itself.
+TASKS: dict[str, tuple[Any, str | None, Any, int | None]] = {
+    "probabilities": (lambda h: h.softmax(1), "probabilities", lambda o: o.softmax(2), 2),
+    "logits that sum to one": (lambda h: h.softmax(1), "classification", lambda o: o.softmax(2).softmax(2), 2),
+    "a logit": (lambda h: h[:, :1], "classification", lambda o: both(o[..., 0].sigmoid()), 2),
+    "a flat logit": (lambda h: h[:, 0], "classification", lambda o: both(o[..., 0].sigmoid()), 2),
+    "a probability": (lambda h: h[:, :1].sigmoid(), "probabilities", lambda o: both(o[..., 0].sigmoid()), 2),
+    "a flat probability": (lambda h: h[:, 0].sigmoid(), "probabilities", lambda o: both(o[..., 0].sigmoid()), 2),
+    "labels": (lambda h: h, "multilabel", lambda o: o.sigmoid(), None),
+    "tokens": (lambda h: h.view(5, 2, 2), "token", lambda o: o.view(6, 5, 2, 2).softmax(3), 3),
+    "a line of pixels": (lambda h: h.view(5, 2, 2), "segmentation", lambda o: o.view(6, 5, 2, 2).softmax(2), 2),
+    "pixels": (lambda h: h.view(5, 2, 2, 1), None, lambda o: o.view(6, 5, 2, 2, 1).softmax(2), 2),
+    "a logit of each": (lambda h: h.view(5, 1, 2, 2), "segmentation", lambda o: both(o.view(6, 5, 2, 2).sigmoid()), 2),
+}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_single_logit_is_a_sigmoids(strategy: Any, flat: bool) -> None:
-    model, x, outputs = made(lambda h: h[:, 0] if flat else h[:, :1])
-    got, p = found(model, x, strategy=strategy, task="classification"), outputs[..., 0].sigmoid()
-    assert_close(got.mean, torch.stack([1 - p, p], 2).mean(0))
-    assert_close(got.std[:, 1], p.std(0, correction=0))
-    mean = p.mean(0)
-    total, expected = entr(mean) + entr(1 - mean), (entr(p) + entr(1 - p)).mean(0)
-    assert_close(got.mutual_information, total - expected)
-    after = made(lambda h: (h[:, 0] if flat else h[:, :1]).sigmoid())[0]
-    assert_close(found(after, x, strategy=strategy, task="probabilities").mean, got.mean)
-    for each in (model, after):
-        with pytest.raises(ValueError, match=r"one number in each place, .*add task='classification'.*'regression'"):
-            found(each, x, strategy=strategy)
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_task_is_its_closed_form(kind: str, strategy: Any) -> None:
+    what, task, probabilities, classes = TASKS[kind]
+    model, x, outputs = made(what)
+    got, p = found(model, x, strategy=strategy, task=task), probabilities(outputs)
+    assert got.task == (task or "segmentation")
+    assert_close(got.draws, p)
+    assert_close(got.mean, p.mean(0))
+    assert_close(got.std, p.std(0, correction=0))
+
+    def entropy(p: Tensor) -> Tensor:
+        return entr(p) + entr(1 - p) if classes is None else entr(p).sum(classes)
+
+    total, aleatoric = entropy(p.mean(0, keepdim=True))[0], entropy(p).mean(0)
+    assert_close(got.entropy, total)
+    assert_close(got.expected_entropy, aleatoric)
+    assert_close(got.mutual_information, total - aleatoric)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -100,7 +106,7 @@ def test_a_mean_and_a_variance(strategy: Any, way: str) -> None:
     assert_close(got.mean, mu.mean(0))
     assert_close(got.aleatoric, log_var.exp().mean(0))
     assert_close(got.epistemic, mu.var(0, correction=0))
-    assert_close(got.std.square(), got.aleatoric + got.epistemic)  # type: ignore[operator]
+    assert_close(got.std.square(), got.aleatoric + got.epistemic)
     assert_close(got.entropy, 0.5 * (2 * pi * e * got.std.square()).log())
     assert_close(got.expected_entropy, 0.5 * (log(2 * pi * e) + log_var).mean(0))
     assert_close(got.draws, torch.cat([mu, log_var], 2))
@@ -116,47 +122,11 @@ def test_a_gaussian_stops_and_is_joined_as_any_other() -> None:
         for other in (batches, stopped):
             assert_close(getattr(other, name), getattr(whole, name))
         assert getattr(loose, name).shape == (5, 2)
-    assert len(set(loose.samples.tolist())) > 1  # type: ignore[union-attr]
+    assert len(set(loose.samples.tolist())) > 1
     with torch.no_grad():
         model.factors[0].get_parameter("mean")[-1] = torch.inf  # the bias of a log-variance
     with pytest.raises(ValueError, match="not finite for 5 of 5"):
         found(model, x, task="gaussian")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_labels_are_apart(strategy: Any) -> None:
-    model, x, outputs = made()
-    got, p = found(model, x, strategy=strategy, task="multilabel"), outputs.sigmoid()
-    assert_close(got.mean, p.mean(0))
-    assert_close(got.entropy, entr(p.mean(0)) + entr(1 - p.mean(0)))
-    assert_close(got.expected_entropy, (entr(p) + entr(1 - p)).mean(0))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tokens_and_pixels(strategy: Any) -> None:
-    model, x, outputs = made(lambda h: h.view(5, 2, 2))
-    logits = outputs.view(6, 5, 2, 2)
-    for task, dim in (("token", 3), ("segmentation", 2)):
-        got, p = found(model, x, strategy=strategy, task=task), logits.softmax(dim)
-        assert_close(got.draws, p)
-        assert_close(got.entropy, entr(p.mean(0)).sum(dim - 1))
-        assert_close(got.expected_entropy, entr(p).sum(dim).mean(0))
-    with pytest.raises(ValueError, match=r"add task='token' for \(B, L, C\), 'segmentation'"):
-        found(model, x, strategy=strategy)
-    model, x, outputs = made(lambda h: h.view(5, 2, 2, 1))
-    got = found(model, x, strategy=strategy)
-    assert got.task == "segmentation"
-    assert_close(got.draws, outputs.view(6, 5, 2, 2, 1).softmax(2))
-    single = found(made(lambda h: h.view(5, 1, 2, 2))[0], x, strategy=strategy, task="segmentation")
-    assert_close(single.mean[:, 1], outputs.view(6, 5, 2, 2).sigmoid().mean(0))
-
-
-def test_a_regression_has_its_parts_too() -> None:
-    model, x, outputs = made()
-    got = found(model, x, task="regression", precision=4.0)
-    assert_close(got.epistemic, outputs.var(0, correction=0))
-    assert_close(got.aleatoric, torch.full((5, 4), 0.25))
-    assert found(model, x, task="regression").aleatoric is None
 
 
 # What is returned
@@ -192,6 +162,9 @@ def test_the_head_is_not_used_for_another_output() -> None:
     assert_close(got.draws, (outputs / 2).softmax(2))
 
 
+ONE = "one number in each place, .*add task='classification'.*'regression'"
+
+
 @pytest.mark.parametrize(
     ("what", "options", "error", "sentence"),
     [
@@ -206,6 +179,16 @@ def test_the_head_is_not_used_for_another_output() -> None:
         (lambda h: h, {"output": 1.5}, TypeError, r"a name, a number in a tuple or a function, not 1\.5"),
         (lambda h: h, {"output": lambda h: None}, TypeError, "The output has to be one tensor, not NoneType"),
         (lambda h: {"a": h, "b": h}, {}, TypeError, "returns 'a', 'b': add output="),
+        (lambda h: (h, h), {}, TypeError, "returns a tuple of 2: add output=0"),
+        (lambda h: h.softmax(1), {}, ValueError, "sum to one, as probabilities do: add task='probabilities'"),
+        (lambda h: h, {"task": "probabilities"}, ValueError, "sum to one over dimension 1"),
+        *[(one, {}, ValueError, ONE) for one in (lambda h: h[:, 0], lambda h: h[:, :1], lambda h: h[:, :1].sigmoid())],
+        (lambda h: h.view(5, 2, 2), {}, ValueError, r"add task='token' for \(B, L, C\), 'segmentation'"),
+        (lambda h: "text", {"task": "regression"}, TypeError, "has to be one tensor, not str"),
+        (lambda h: h.argmax(1), {}, TypeError, "floating-point outputs, not torch.int64"),
+        (lambda h: h[:, :, None], {"task": "classification"}, ValueError, r"logits \(N, C\), not .* \(5, 4, 1\)"),
+        (lambda h: h.sum(), {"task": "regression"}, ValueError, r"a tensor of shape \(\) for 5 inputs"),
+        (lambda h: h.mean(0, keepdim=True), {}, ValueError, r"shape \(1, 4\) for 5 inputs"),
         (lambda h: [{"boxes": h}] * 5, {}, TypeError, "A detector's boxes .* have no mean: add output="),
         (lambda h: (h[0, 0], [{"boxes": h}]), {}, TypeError, "A detector's boxes"),
         (lambda h: h[:, :3], {"task": "gaussian"}, ValueError, r"halves of dimension 1, \(N, 2 T\), not .*\(5, 3\)"),
@@ -216,10 +199,15 @@ def test_the_head_is_not_used_for_another_output() -> None:
         (lambda h: h, {"task": "gaussian", "precision": 1.0}, ValueError, "belongs to a regression"),
     ],
 )
-def test_bad_tasks_and_outputs(what: Any, options: Any, error: type[Exception], sentence: str) -> None:
-    model, x, _ = made(what)
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bad_tasks_and_outputs(
+    what: Any, options: Any, error: type[Exception], sentence: str, strategy: Any, plain: bool
+) -> None:
+    posterior, x, _ = made(what)
+    model: nn.Module = Returns(what) if plain else posterior
     with pytest.raises(error, match=sentence) as refusal:
-        found(model, x, **options)
+        found(model, x, strategy=strategy, **options)
     assert "\n" not in str(refusal.value)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -255,7 +243,7 @@ def test_a_module_around_a_posterior(strategy: Any, rules: Any) -> None:
     generator, expected = seeded(), []
     outer.eval()
     for _ in range(6):
-        with torch.no_grad(), outer.model.draw(generator=generator):  # type: ignore[operator]
+        with torch.no_grad(), outer.model.draw(generator=generator):
             expected.append(outer(x).softmax(1))
     outer.train()
     got = found(outer, x, strategy=strategy)
@@ -278,12 +266,12 @@ def test_a_prediction_moves_and_stays_itself() -> None:
     got = found(model, x)
     moved = got.to("meta")
     assert moved.mean.is_meta
-    assert moved.draws.is_meta  # type: ignore[union-attr]
+    assert moved.draws.is_meta
     assert (moved.task, moved.samples) == (got.task, 6)
     assert torch.equal(got.cpu().mean, got.mean)
 
 
-def test_lightning_carries_it() -> None:
+def test_a_lightning_module_without_a_forward_is_its_posterior() -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -291,20 +279,8 @@ def test_lightning_carries_it() -> None:
             super().__init__()
             self.model = byov.bayesianize(mlp(), byov.Gaussian(-3.0))
 
-        def predict_step(self, batch: Any) -> byov.Prediction:
-            return byov.predict(self.model, batch, 5, generator=seeded())
-
     module, x = Module(), torch.randn(6, 6)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, **quiet)
-    parts = trainer.predict(module, torch.utils.data.DataLoader(x, batch_size=4))
-    whole = byov.predict(module, x, 5, generator=seeded())  # without a forward, the module is its posterior
-    assert_close(byov.Prediction.cat(parts).mean, whole.mean)
+    whole = byov.predict(module, x, 5, generator=seeded())
     assert_close(byov.predict(module.model, x, 5, generator=seeded()).mean, whole.mean)
 
 

@@ -1,7 +1,5 @@
 """Networks of Hugging Face and torchvision as they are, small; and inputs as people have them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from small_networks import mlp, seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision.models.segmentation.fcn import FCN, FCNHead
 
 import byov
@@ -86,7 +84,7 @@ def test_a_real_network_is_predicted_as_by_hand(kind: str, cover: str) -> None:
     model = byov.bayesianize(make(), byov.Gaussian(-4.0) if cover == "all" else {last: byov.Gaussian(-2.0)})
     expected = drawn(model, x, dim)
     for strategy in ("auto", "loop"):
-        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)  # type: ignore[arg-type]
+        found = byov.predict(model, x, 6, strategy, generator=seeded(), keep=True)
         assert found.task == task
         assert_close(found.draws, expected, rtol=0, atol=1e-6)
         assert_close(found.mean.sum(dim), torch.ones_like(found.mean.sum(dim)))
@@ -110,12 +108,12 @@ def test_what_a_tokenizer_gives() -> None:
 def test_a_configuration_says_what_the_problem_is() -> None:
     several = byov.predict(bert(num_labels=3, problem_type="multi_label_classification"), TEXT)
     assert several.task == "multilabel"
-    assert several.entropy.shape == (4, 3)  # type: ignore[union-attr]
+    assert several.entropy.shape == (4, 3)
     assert byov.predict(bert(num_labels=1, problem_type="regression"), TEXT).task == "regression"
     with pytest.raises(ValueError, match="one number in each place"):
         byov.predict(bert(num_labels=1), TEXT)
     net, hidden = distilbert(), lambda out: out.hidden_states[-1]
-    net.config.output_hidden_states = True  # type: ignore[union-attr]
+    net.config.output_hidden_states = True
     with pytest.raises(ValueError, match="add task='token'"):  # what a function takes out has no name to go by
         byov.predict(net, TEXT, output=hidden)
 
@@ -150,42 +148,6 @@ def test_several_inputs(strategy: Any) -> None:
         byov.predict(model, DataLoader(TensorDataset(a)), 6)
 
 
-def test_arrays() -> None:
-    """Of any order and dtype; floating-point numbers become the network's."""
-    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
-    array = x.double().numpy()
-    array.flags.writeable = False
-    whole = byov.predict(model, x, 5, generator=seeded())
-    for given in (array, np.asfortranarray(array), array[::-1][::-1], {"input": array}, [array[:2], (array[2:], None)]):
-        same(byov.predict(model, given, 5, generator=seeded()), whole, 1e-6)
-    words = byov.predict(nn.Embedding(9, 3), np.arange(4, dtype=np.int32))
-    assert words.mean.shape == (4, 3)
-
-
-def test_labels_that_a_network_has_no_argument_for_are_cut() -> None:
-    """As they stand in a loader's mappings; Hugging Face's networks take them."""
-    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
-    whole = byov.predict(model, x, 5, generator=seeded())
-    named = {"input": x, "labels": torch.arange(5)}
-    for given in (named, [named]):
-        same(byov.predict(model, given, 5, generator=seeded()), whole, 1e-6)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'extra'"):
-        byov.predict(model, {"input": x, "extra": x})
-    net, found = bert(num_labels=3), {**TEXT, "labels": torch.zeros(4, dtype=torch.long)}
-    same(byov.predict(net, found), byov.predict(net, TEXT))
-
-
-class Examples(Dataset[Any]):
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], i
-
-
 class Stream(IterableDataset[Tensor]):
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -194,13 +156,43 @@ class Stream(IterableDataset[Tensor]):
         return iter(self.x)
 
 
-def test_data_sets_are_examples_in_order() -> None:
+def read_only(x: Tensor) -> np.ndarray:
+    array = x.double().numpy()
+    array.flags.writeable = False
+    return array
+
+
+GIVEN: dict[str, Any] = {
+    "an array": read_only,  # whose floating-point numbers become the network's
+    "an array by columns": lambda x: np.asfortranarray(x.numpy()),
+    "an array backwards": lambda x: x.flip(0).numpy()[::-1],
+    "a mapping of arrays": lambda x: {"input": x.numpy()},
+    "arrays": lambda x: [x[:2].numpy(), (x[2:].numpy(), None)],
+    "a mapping with labels": lambda x: {"input": x, "labels": torch.arange(70)},  # which the network does not take
+    "mappings with labels": lambda x: [{"input": x, "labels": torch.arange(70)}],
+    "a data set": lambda x: TensorDataset(x, torch.arange(70)),
+    "a stream": Stream,
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_inputs_as_people_have_them(kind: str) -> None:
     model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(70, 6)
-    for given in (Examples(x), Stream(x)):
-        same(byov.predict(model, given, 5, generator=seeded()), byov.predict(model, x, 5, generator=seeded()), 1e-6)
-    for empty in (Examples(x[:0]), Stream(x[:0])):
+    found = byov.predict(model, GIVEN[kind](x), 5, generator=seeded())
+    same(found, byov.predict(model, x, 5, generator=seeded()), 1e-6)
+
+
+def test_inputs_that_are_odd() -> None:
+    model, x = byov.bayesianize(mlp(), byov.Gaussian(-3.0)), torch.randn(5, 6)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'extra'"):
+        byov.predict(model, {"input": x, "extra": x})
+    for empty in (TensorDataset(x[:0]), Stream(x[:0])):
         with pytest.raises(ValueError, match="The loader is empty: there is nothing to predict"):
             byov.predict(model, empty, 5)
+    words = byov.predict(nn.Embedding(9, 3), np.arange(4, dtype=np.int32))
+    assert words.mean.shape == (4, 3)
+    net, labelled = bert(num_labels=3), {**TEXT, "labels": torch.zeros(4, dtype=torch.long)}  # which it takes
+    same(byov.predict(net, labelled), byov.predict(net, TEXT))
 
 
 class Detector(nn.Module):
@@ -222,9 +214,9 @@ def test_a_list_of_images_is_one_input() -> None:
     assert whole.mean.shape == (5, 3)
     for strategy in ("loop", "vmap"):
         loader: Any = [(tuple(images[:2]), ({}, {})), (images[2:], [{}, {}, {}])]
-        same(byov.predict(model, loader, 50, strategy, generator=seeded()), whole, 1e-6)  # type: ignore[arg-type]
+        same(byov.predict(model, loader, 50, strategy, generator=seeded()), whole, 1e-6)
     stopped = byov.predict(model, images, 200, tolerance=0.02, generator=seeded())
-    assert len(set(stopped.samples.tolist())) > 1  # type: ignore[union-attr]
+    assert len(set(stopped.samples.tolist())) > 1
     with pytest.raises(TypeError, match="A detector's boxes differ in number and order"):
         byov.predict(byov.bayesianize(Detector(boxes=True), byov.Gaussian()), images)
 

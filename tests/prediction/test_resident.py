@@ -1,46 +1,17 @@
 """While it predicts, a network holds one draw's weights; afterwards, whatever happened, it is as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from small_networks import NETWORKS, Recurrent, Tied, mlp, seeded
+from small_networks import Tied, mlp, seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import byov
 
-from .networks import STRATEGIES, Net, by_hand, shared, snapshot, spread
-
-KINDS = {
-    **NETWORKS,
-    "lstm": (Recurrent, lambda: torch.randn(4, 6)),
-    "shared": (shared, lambda: torch.randn(4, 6)),
-    "head": (Net, lambda: torch.randn(4, 6)),
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", [byov.Gaussian(-3.0), byov.Ensemble(3)], ids=lambda f: type(f).__name__)
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_predicts_as_by_hand_and_nothing_is_left_changed(kind: str, family: Any, strategy: Any) -> None:
-    make, batch = KINDS[kind]
-    model, x = spread(byov.bayesianize(make(), family)), batch()
-    expected = by_hand(model, x, 3)
-    model.train()
-    first = next(module for module in model.net.modules() if module is not model.net)
-    first.eval()  # as frozen statistics are, in a model that trains
-    before = snapshot(model)
-    with pytest.raises(RuntimeError) if (strategy, kind) == ("vmap", "lstm") else nullcontext():
-        found = byov.predict(model, x, 3, strategy, generator=seeded(), keep=True)
-        assert_close(found.draws, expected, rtol=0, atol=0 if strategy == "loop" else 3e-6)
-    assert snapshot(model) == before
-    assert model.training
-    assert not first.training
+from .networks import KINDS, STRATEGIES, agree, by_hand, snapshot, spread
 
 
 class Fails(nn.Module):
@@ -125,7 +96,7 @@ def test_a_prediction_inside_a_held_draw_or_at_the_mean() -> None:
             held = model(x)
             found = byov.predict(model, x, 4, "loop", generator=seeded(), keep=True)
             assert torch.equal(held, model(x))
-        assert torch.equal(found.draws, expected)  # type: ignore[arg-type]
+        assert torch.equal(found.draws, expected)
 
 
 INSIDE: dict[str, Callable[[byov.BayesianModule, Tensor], object]] = {
@@ -150,7 +121,7 @@ def test_a_hook_that_uses_the_model_itself(kind: str, inner: str) -> None:
     handle = next(iter(model.net.children())).register_forward_hook(hook)
     draws = byov.predict(model, x, 4, "loop", generator=seeded(), keep=True).draws
     handle.remove()
-    assert torch.equal(draws, expected)  # type: ignore[arg-type]
+    assert torch.equal(draws, expected)
     assert inner != "call" or all(torch.equal(out, mean) for out in found[1::2])
     assert snapshot(model) == before
 
@@ -159,5 +130,4 @@ def test_a_hook_that_uses_the_model_itself(kind: str, inner: str) -> None:
 def test_weights_that_do_not_lie_on_16_bytes_are_drawn_too(rules: Any) -> None:
     # Sizes 15, 5, 25, 5, 10, 2: most tensors begin at odd places of the flat draw.
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2))
-    model, x = byov.bayesianize(net, rules), torch.randn(4, 3)
-    assert_close(byov.predict(model, x, 6, "loop", generator=seeded(), keep=True).draws, by_hand(model, x, 6))
+    agree(byov.bayesianize(net, rules), torch.randn(4, 3), "loop")

@@ -1,7 +1,5 @@
 """Stacking: the weights are the best there are, and the prediction is the mixture under them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -133,7 +131,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="nothing to stack"):
         stacking_weights(torch.zeros_like(probs), labels)
     with pytest.raises(TypeError, match="BayesianModule, not of Linear"):
-        stack(nn.Linear(2, 2), torch.randn(3, 2), labels[:3])  # type: ignore[arg-type]
+        stack(nn.Linear(2, 2), torch.randn(3, 2), labels[:3])
     with pytest.raises(ValueError, match="at least one draw"):
         stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:3], samples=0)
 

@@ -1,7 +1,5 @@
 """One model used by several threads: everybody's own draws, and the model as it was."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Iterator
@@ -88,7 +86,6 @@ def meanwhile(model: byov.BayesianModule, x: Tensor, work: Callable[[], object])
     found: list[Any] = []
     Waits.work = lambda: found.append(work())
     byov.predict(model, x, 3, "loop")
-    assert Waits.thread is not None
     Waits.thread.join()
     return found[0]
 

@@ -1,7 +1,5 @@
 """Small networks of every kind of layer, each with an input and the names of the tensors that are pruned by default."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import small_networks

@@ -1,7 +1,5 @@
 """Sparse files: they lose nothing, have the size they should, and refuse what does not fit."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -57,8 +55,8 @@ def test_the_size_of_a_file_is_a_bit_and_the_kept_values_or_dense(sparsity: floa
         assert len(list(file.keys())) == 8 + {0.0: 0, 0.02: 0}.get(sparsity, 2)
     assert checkpoint.peek(tmp_path / "net")["about"] == {"from": "a test"}
     again: Any = load_sparse(tmp_path / "net", wide(None))
-    assert torch.equal(again[0].weight, net[0].weight)  # type: ignore[index, arg-type]
-    assert torch.equal(again[2].weight, net[2].weight)  # type: ignore[index, arg-type]
+    assert torch.equal(again[0].weight, net[0].weight)
+    assert torch.equal(again[2].weight, net[2].weight)
 
 
 def test_a_tied_weight_is_stored_once_before_and_after_remove(tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_a_tied_weight_is_stored_once_before_and_after_remove(tmp_path: Path) ->
     for name in ("masked", "moved", "removed"):
         assert 200 * 100 * (0.5 * 4 + 1 / 8) < (tmp_path / name).stat().st_size < 200 * 100 * (0.5 * 4 + 1 / 8) + 1000
         again = load_sparse(tmp_path / name, tied())
-        assert torch.equal(again[1].weight, net[0].weight)  # type: ignore[index, arg-type]
+        assert torch.equal(again[1].weight, net[0].weight)
 
 
 @given(kept=st.lists(st.booleans(), min_size=1, max_size=400), special=st.sampled_from([float("nan"), -1e-45, 2.0]))

@@ -1,7 +1,5 @@
 """Structured pruning: which groups go, and that the smaller network is the masked one."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

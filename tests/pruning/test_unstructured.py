@@ -1,9 +1,8 @@
 """Pruning of single weights: exactly those that a brute-force ranking names, in a network that is still a network."""
 
-from __future__ import annotations
-
 import copy
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as masks
 
 import byov
-from byov.pruning import layers, prune, sweep
+from byov.pruning import cubic, layers, prune, prune_gradually, sweep
 
 from .networks import NETWORKS, Residual, Tied, bayesian, weight_at
 
@@ -99,11 +98,11 @@ def test_random_pruning_has_exactly_the_sparsity_and_ignores_magnitude(scope: An
     assert all(abs(int(half.sum()) - 750) < 97 for half in first[0].chunk(2))
     with torch.no_grad():
         net[0].weight.copy_(net[0].weight.flip(0))
-    assert torch.equal(prune(net, 0.5, "random", scope, seed=3)[0].weight_mask.flatten(), first[0])  # type: ignore[index]
-    more = prune(net, 0.8, "random", scope, seed=3)[0].weight_mask.flatten()  # type: ignore[index]
+    assert torch.equal(prune(net, 0.5, "random", scope, seed=3)[0].weight_mask.flatten(), first[0])
+    more = prune(net, 0.8, "random", scope, seed=3)[0].weight_mask.flatten()
     assert not (more > first[0]).any()  # what is gone at 50 % is gone at 80 %
     bayesian_net = prune(byov.bayesianize(net, byov.Gaussian()), 0.5, "random", scope, seed=3)
-    assert torch.equal(bayesian_net[0].weight_mask.flatten(), first[0])  # type: ignore[index]
+    assert torch.equal(bayesian_net[0].weight_mask.flatten(), first[0])
 
 
 @given(
@@ -124,15 +123,15 @@ def test_ties_and_infinite_snr(values: list[float], deviations: list[float], spa
     order = sorted(range(len(values)), key=lambda i: (ratio[i], abs(values[i]), i))
     count = round(sparsity * len(values))
     pruned = prune(model, sparsity)
-    mask = pruned.weight_mask.flatten()  # type: ignore[union-attr, operator]
+    mask = pruned.weight_mask.flatten()
     assert zeros(mask) == set(order[:count])
-    assert torch.isfinite(pruned.weight).all()  # type: ignore[arg-type]
+    assert torch.isfinite(pruned.weight).all()
 
 
 def test_only_what_has_a_posterior_goes_and_both_rankings_prune_the_same_tensors() -> None:
     model = byov.bayesianize(Residual(), {"fc.*": byov.Gaussian(), byov.norm_layers: byov.EMP(3)})
     for by in ("snr", "magnitude"):
-        assert [row.name for row in layers(prune(model, 0.5, by))] == ["fc.weight"]  # type: ignore[arg-type]
+        assert [row.name for row in layers(prune(model, 0.5, by))] == ["fc.weight"]
 
 
 # What comes back
@@ -177,7 +176,7 @@ def test_where_chooses_the_tensors_and_other_dtypes_are_ranked_too(dtype: torch.
 def test_ties_are_pruned_once_and_stay_tied() -> None:
     plain = Tied()
     for model, by in ((bayesian(plain), "snr"), (plain, "magnitude")):
-        net: Any = prune(model, 0.5, by)  # type: ignore[arg-type]
+        net: Any = prune(model, 0.5, by)
         assert net.embed.weight_orig is net.out.weight_orig
         assert net.embed.weight_mask is net.out.weight_mask
         assert torch.equal(net.embed.weight, net.out.weight)
@@ -247,3 +246,123 @@ def test_bad_input_is_refused(change: dict[str, Any], says: str) -> None:
     arguments: dict[str, Any] = {"model": byov.bayesianize(nn.Linear(2, 2), byov.Gaussian()), **change}
     with pytest.raises((ValueError, TypeError), match=says):
         prune(**arguments)
+
+
+# Gradually
+
+
+@pytest.fixture
+def model() -> byov.BayesianModule:
+    """A posterior whose deviations differ from weight to weight."""
+    torch.manual_seed(0)
+    model = byov.bayesianize(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)), byov.Gaussian())
+    nn.init.uniform_(model.factors[0].get_parameter("log_var"), -12, -4)
+    return model.eval()
+
+
+class FineTune:
+    """A few steps of Adam, with one optimizer for all rounds; it remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[nn.Module, list[int], list[Tensor]]] = []
+        self.optimizer: Any = None
+
+    def __call__(self, net: nn.Module) -> None:
+        assert net.training
+        masks = [buffer.clone() for name, buffer in net.named_buffers() if name.endswith("_mask")]
+        self.given.append((net, [row.zeros for row in layers(net)], masks))
+        self.optimizer = self.optimizer or torch.optim.Adam(net.parameters(), lr=3e-3, weight_decay=1e-3)
+        for _ in range(3):
+            self.optimizer.zero_grad()
+            net(torch.randn(20, 64)).square().mean().backward()
+            self.optimizer.step()
+
+
+def test_the_cubic_schedule() -> None:
+    assert cubic(0.8, 1) == [0.8]
+    found = cubic(0.9, 3)
+    assert found == pytest.approx([0.9 * 19 / 27, 0.9 * 26 / 27, 0.9])
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("by", ["snr", "magnitude"])
+def test_masks_grow_round_by_round_and_are_held(model: byov.BayesianModule, by: Any, scope: Any) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    tune, reported = FineTune(), []
+    net = prune_gradually(model, tune, 0.9, 4, by, scope, report=lambda s, _: reported.append(s))
+    assert reported == cubic(0.9, 4)
+    assert all(given is net for given, _, _ in tune.given)
+    sizes = [64 * 48, 48 * 10]
+    for step, (_, zeros, _) in zip(reported, tune.given, strict=True):
+        if scope == "layer":
+            assert zeros == [round(step * size) for size in sizes]
+        else:
+            assert sum(zeros) == round(step * sum(sizes))
+    for (_, _, earlier), (_, _, later) in pairwise(tune.given):
+        assert all((new <= old).all() for old, new in zip(earlier, later, strict=True))
+    final: Any = net
+    for layer in (final[0], final[2]):
+        assert torch.equal(layer.weight == 0, layer.weight_mask == 0)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in before.items())
+
+
+def test_later_rounds_rank_by_the_weight_as_it_is_over_its_deviation(model: byov.BayesianModule) -> None:
+    """Round two takes, of what is left, the least |w|/σ with w as fine-tuning left it."""
+    seen: list[Any] = []
+
+    def shuffle(net: Any) -> None:
+        if not seen:
+            with torch.no_grad():
+                net[0].weight_orig.copy_(torch.rand(48, 64) + 0.1)
+        seen.append((net[0].weight_orig.detach().clone(), net[0].weight_mask.clone()))
+
+    prune_gradually(model, shuffle, 0.6, 2, schedule=lambda s, n: [0.3, s])
+    (weight, first), (_, second) = seen
+    snr = weight / model.std()["0.weight"]
+    snr[first == 0] = 0
+    expected = snr > snr.flatten().kthvalue(round(0.6 * snr.numel())).values
+    assert torch.equal(second.bool(), expected)
+
+
+def test_a_plain_network_and_tied_weights() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+
+    def step(net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+
+    net: Any = prune_gradually(tied, step, 0.5, 3, "magnitude")
+    assert [row.zeros for row in layers(net)] == [8]
+    assert net[0].weight_orig is net[2].weight_orig
+    assert net[0].weight_mask is net[2].weight_mask
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rounds": 0}, "at least one round, not 0"),
+        ({"rounds": 2.0}, "at least one round"),
+        ({"sparsity": 1.0}, "below 1"),
+        ({"schedule": lambda s, n: [0.5, 0.4]}, "rise within"),
+        ({"schedule": lambda s, n: []}, "rise within"),
+        ({"by": "luck"}, "'luck'"),
+        ({"by": "random"}, "snr or magnitude, not by 'random'"),
+    ],
+)
+def test_bad_input_is_refused_before_any_training(change: dict[str, Any], says: str) -> None:
+    def never(net: nn.Module) -> None:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match=says):
+        prune_gradually(nn.Linear(3, 2), never, **{"by": "magnitude", **change})
+
+
+def test_a_fine_tuning_that_diverges_is_told() -> None:
+    def diverge(net: Any) -> None:
+        net.weight_orig.data.fill_(float("nan"))
+
+    with pytest.raises(ValueError, match="diverged"):
+        prune_gradually(nn.Linear(3, 2), diverge, 0.5, 2, "magnitude")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import byov
 from byov.cli import app
-from byov.models.mlp import regression_mlp
+from byov.models import regression_mlp
 from byov.posterior import Family
 from byov.posterior.random import stream
 from byov.train import regression_networks as networks

@@ -15,7 +15,7 @@ class Arrays:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        with self.told("is not a readable .npz file"):
+        with self.errors_named("is not a readable .npz file"):
             if self.path.exists() and not self.path.is_file():  # of a pipe the first byte may never come
                 raise ValueError("it is a folder, a pipe or a device")
             self._file = np.load(self.path, allow_pickle=False)
@@ -31,7 +31,7 @@ class Arrays:
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.names:
             raise ValueError(f"{self.path} has no array {name!r}; it has the arrays {', '.join(sorted(self.names))}.")
-        with self.told(f"has no readable array {name!r}"):
+        with self.errors_named(f"has no readable array {name!r}"):
             stored = next((m for m in self._file.zip.infolist() if m.filename in (name, f"{name}.npy")), None)
             check_memory(stored.file_size if stored else 0, "it")  # which a few bytes may stand for
             array = self._file[name]
@@ -40,7 +40,7 @@ class Arrays:
         return array
 
     @contextmanager
-    def told(self, what: str) -> Iterator[None]:
+    def errors_named(self, what: str) -> Iterator[None]:
         """Turn whatever is raised meanwhile into a sentence that begins with the file: decoders raise anything."""
         try:
             yield

@@ -119,12 +119,6 @@ def uniform(
     return draw.mul_(high - low).add_(low).to(like.device)
 
 
-def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw N(0, 1) on the generator's device in the dtype of `like`, and move it to the device of `like`."""
-    draw = torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=_source(like, generator))
-    return draw.to(like.device)
-
-
 def integers(
     shape: Sequence[int], low: int, high: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:

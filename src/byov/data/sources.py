@@ -183,7 +183,7 @@ def _unpack(file: Arrays, split: str) -> np.ndarray:
     shape, blob, codec = file["image_shape"], file[f"{split}_blob"], str(file["codec"])
     offsets = None if codec == "xz" else file[f"{split}_offsets"]
     columns = int(file["sheet_cols"]) if "sheet_cols" in file else 1
-    with file.told(f"has {split} images that cannot be unpacked"):
+    with file.errors_named(f"has {split} images that cannot be unpacked"):
         height, width, *rest = map(int, shape)
         if offsets is None:
             count = len(file[f"{split}_labels"]) if f"{split}_labels" in file else None

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from byov.evaluation.representation import representation_uncertainty
 from byov.evaluation.resampling import tenths, with_error
-from byov.metrics.functional.retrieval import auroc_of_errors, retrieval_errors
+from byov.metrics.functional.uncertainty import auroc_of_errors, retrieval_errors
 from byov.posterior.random import stream
 from byov.runs.run import Pretrained
 from byov.ssl.probe import READ

@@ -12,16 +12,25 @@ Example:
 """
 
 from byov.metrics import functional
-from byov.metrics.calibration import AdaptiveCalibrationError, CalibrationError, CalibrationFloor, ReliabilityDiagram
 from byov.metrics.corruption import (
     CorruptionError,
     MeanCorruptionError,
     RelativeCorruptionError,
     RelativeMeanCorruptionError,
 )
-from byov.metrics.retrieval import RAUROC, RecallAt1
-from byov.metrics.scores import NLL, RMSE, Accuracy, Brier, BrierDecomposition, LogPredictiveDensity
-from byov.metrics.uncertainty import AURC, FPR95, OODAUROC, RiskCoverage
+from byov.metrics.scores import (
+    NLL,
+    RMSE,
+    Accuracy,
+    AdaptiveCalibrationError,
+    Brier,
+    BrierDecomposition,
+    CalibrationError,
+    CalibrationFloor,
+    LogPredictiveDensity,
+    ReliabilityDiagram,
+)
+from byov.metrics.uncertainty import AURC, FPR95, OODAUROC, RAUROC, RecallAt1, RiskCoverage
 
 __all__ = [
     "AURC",

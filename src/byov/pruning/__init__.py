@@ -1,11 +1,10 @@
 """Pruning: single weights or whole heads and units, by |μ|/σ or |μ|; at once, or gradually with fine-tuning."""
 
 from byov.pruning.blocks import Block, find_blocks
-from byov.pruning.gradual import cubic, prune_gradually
 from byov.pruning.masks import Layer, layers
 from byov.pruning.sparse_file import load_sparse, save_sparse
 from byov.pruning.structured import group_scores, mask_groups, prune_groups, shrink
-from byov.pruning.unstructured import By, Ranking, Scope, prune, sweep, weights
+from byov.pruning.unstructured import By, Ranking, Scope, cubic, prune, prune_gradually, sweep, weights
 
 __all__ = [
     "Block",

@@ -56,7 +56,7 @@ def renew_output(attention: nn.Module, inputs: Any) -> None:
             hook(output, inputs)
 
 
-def finish(net: nn.Module) -> nn.Module:
+def hold_output_masks(net: nn.Module) -> nn.Module:
     """Hold the masks of attention layers' output weights; the last step of masking a network."""
     for module in net.modules():
         if isinstance(module, nn.MultiheadAttention) and masks.is_pruned(module.out_proj):

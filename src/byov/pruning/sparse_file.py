@@ -41,10 +41,10 @@ def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str
     _check_plain(module, "save_sparse takes a plain network, as prune gives it")
     tensors: dict[str, Tensor] = {}
 
-    def hung(value: Any, name: str) -> Any:
+    def stored_tree(value: Any, name: str) -> Any:
         """Put tensors into the file and return the tree with their names."""
         if isinstance(value, dict):
-            return {key: hung(part, f"{name}/{key}") for key, part in value.items()}
+            return {key: stored_tree(part, f"{name}/{key}") for key, part in value.items()}
         if not isinstance(value, Tensor):
             return value
         while name in tensors:  # names only tell people where a tensor was
@@ -54,9 +54,9 @@ def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str
 
     stored: dict[int, Any] = {}  # ties are one object here, and so stay one in the file
     state: dict[str, Any] = {}
-    for name, value in _applied(module).items():
+    for name, value in _masked_state(module).items():
         if id(value) not in stored:
-            stored[id(value)] = hung(_pack(value), f"state/{name}")
+            stored[id(value)] = stored_tree(_pack(value), f"state/{name}")
         state[name] = stored[id(value)]
     tree = json.dumps({"kind": _KIND, "about": about or {}, "state": state}, separators=(",", ":"))
     with replacing(Path(path)) as fresh:
@@ -99,18 +99,18 @@ def _read(path: str | os.PathLike[str]) -> Any:
             tree = json.loads((file.metadata() or {}).get("byov", "null"))
             if not isinstance(tree, dict) or tree.get("kind") != _KIND:
                 raise ValueError(f"{path} is a safetensors file, but not one of sparse weights.")
-            return _in_place(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            return _with_tensors(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or no safetensors file: {error}.") from None
 
 
-def _in_place(node: Any, tensors: dict[str, Tensor]) -> Any:
+def _with_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(node, dict):
         return node
-    return tensors[node["$tensor"]] if "$tensor" in node else {k: _in_place(v, tensors) for k, v in node.items()}
+    return tensors[node["$tensor"]] if "$tensor" in node else {k: _with_tensors(v, tensors) for k, v in node.items()}
 
 
-def _applied(net: nn.Module) -> dict[str, Any]:
+def _masked_state(net: nn.Module) -> dict[str, Any]:
     """Return the state with masks multiplied in, under the plain network's names; tied weights are one object."""
     modules = net.named_modules(remove_duplicate=False)
     covered = {f"{prefix}.{leaf}" if prefix else leaf for prefix, module in modules for leaf in masked(module)}

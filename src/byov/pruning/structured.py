@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.pruning.blocks import Block, Kind, Part, find_blocks
-from byov.pruning.masks import finish, make_permanent, mask
-from byov.pruning.unstructured import By, Scope, check, check_ordered, least, plain_copy
+from byov.pruning.masks import hold_output_masks, make_permanent, mask
+from byov.pruning.unstructured import By, Scope, check, check_ordered, lowest, plain_copy
 
 Pick = Callable[[Block], bool] | None
 """Chooses the blocks to prune; None is all of them."""
@@ -49,9 +49,9 @@ def prune_groups(
         >>> net.blocks[0].attn.num_heads, net.blocks[0].mlp.fc1.out_features
         (1, 128)
     """
-    net, keep = _ranked(model, heads, units, by, scope, where)
+    net, keep = _ranked_units(model, heads, units, by, scope, where)
     for block, kept in keep:
-        _slice(net, block, kept)
+        _cut(net, block, kept)
     return net
 
 
@@ -60,7 +60,7 @@ def mask_groups(
     model: nn.Module, heads: float = 0.5, units: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Pick = None
 ) -> nn.Module:
     """Mask what `prune_groups` removes, by `torch.nn.utils.prune`: to be fine-tuned, and then given to `shrink`."""
-    net, keep = _ranked(model, heads, units, by, scope, where)
+    net, keep = _ranked_units(model, heads, units, by, scope, where)
     ones: dict[str, Tensor] = {}
     for block, kept in keep:
         for part in block.weights:
@@ -71,7 +71,7 @@ def mask_groups(
     for _, places in occurrences(net):
         if (name := places[0][0]) in ones:
             mask(places, ones[name])
-    return finish(net)
+    return hold_output_masks(net)
 
 
 @torch.no_grad()
@@ -83,12 +83,12 @@ def shrink(net: nn.Module) -> nn.Module:
     """
     if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
         raise TypeError(f"shrink takes a plain network, as prune and mask_groups give it, not {type(net).__name__}.")
-    small = make_permanent(_copied(net))
+    small = make_permanent(_deepcopy(net))
     for block in _blocks(small):
         used = torch.stack([part.per_unit(small.get_parameter(part.name).abs()) for part in block.out]).sum(0) != 0
         if not used.any():
             used[0] = True  # a layer of no units has no outputs; its one zero reads the same
-        _slice(small, block, used.cpu())
+        _cut(small, block, used.cpu())
     return small
 
 
@@ -100,7 +100,7 @@ def shaped_like(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         if part.name in state:
             count, rest = divmod(state[part.name].shape[part.dim], part.index.shape[1])
             if rest == 0 and 0 < count < block.units:
-                _slice(net, block, torch.arange(block.units) < count)
+                _cut(net, block, torch.arange(block.units) < count)
     return net
 
 
@@ -133,7 +133,7 @@ def _total(parts: Iterable[Part], values: dict[str, Tensor]) -> Tensor:
     return torch.stack([part.per_unit(values[part.name].double().square()) for part in parts]).sum(0)
 
 
-def _ranked(
+def _ranked_units(
     model: nn.Module, heads: float, units: float, by: By, scope: Scope, where: Pick
 ) -> tuple[nn.Module, list[tuple[Block, Tensor]]]:
     """Return the plain network, and for each block which units stay."""
@@ -151,7 +151,7 @@ def _ranked(
         scores = [_scores(block, mean, deviation) for block in chosen]
         for block, score in zip(chosen, scores, strict=True):
             check_ordered(score, block.name)
-        keep += zip(chosen, _stay([score.cpu() for score in scores], share, scope), strict=True)
+        keep += zip(chosen, _units_that_stay([score.cpu() for score in scores], share, scope), strict=True)
     if not keep and (heads or units):
         asked = " or ".join(kind for kind, share in shares.items() if share)
         attention = any(isinstance(module, nn.MultiheadAttention) for module in net.modules())
@@ -160,15 +160,15 @@ def _ranked(
     return net, keep
 
 
-def _stay(scores: list[Tensor], share: float, scope: Scope) -> list[Tensor]:
+def _units_that_stay(scores: list[Tensor], share: float, scope: Scope) -> list[Tensor]:
     """Mark the units that stay: all but a share of each block, or of all blocks, and at least one of each."""
     if scope == "layer":
-        return [~least(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
+        return [~lowest(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
     for score in scores:
         score[score.argmax()] = torch.inf  # each block's best stays
     whole = torch.cat(scores)
     count = min(round(share * len(whole)), len(whole) - len(scores))
-    return [~each for each in least(whole, whole, count).split([len(score) for score in scores])]
+    return [~each for each in lowest(whole, whole, count).split([len(score) for score in scores])]
 
 
 def _blocks(net: nn.Module) -> list[Block]:
@@ -181,7 +181,7 @@ def _blocks(net: nn.Module) -> list[Block]:
     return found
 
 
-def _copied(net: nn.Module) -> nn.Module:
+def _deepcopy(net: nn.Module) -> nn.Module:
     """Copy also a network that was called with gradients on, whose masked weights torch would not copy."""
     memo: dict[int, object] = {}
     for module in net.modules():
@@ -191,7 +191,7 @@ def _copied(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, memo)
 
 
-def _slice(net: nn.Module, block: Block, keep: Tensor) -> None:
+def _cut(net: nn.Module, block: Block, keep: Tensor) -> None:
     """Remove the units that do not stay from every tensor that knows them, and tell the modules their new sizes."""
     for part in block.parts:
         path, _, leaf = part.name.rpartition(".")

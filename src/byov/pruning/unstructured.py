@@ -1,13 +1,15 @@
-"""Pruning without retraining: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally.
+"""Pruning of single weights: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally.
 
-Or at random, which shows what any ranking is worth.
+Or at random, which shows what any ranking is worth. At once without retraining, or gradually: remove a few weights,
+fine-tune the rest with the masks held, and repeat.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.nn.utils import prune as masks
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.posterior.select import Predicate, norm_layers
-from byov.pruning.masks import finish, mask
+from byov.pruning.masks import hold_output_masks, mask, masked_tensors
 
 By = Literal["snr", "magnitude"]
 Ranking = Literal["snr", "magnitude", "random"]
@@ -86,10 +88,10 @@ def prune(
     for score, (_, places) in zip(scores, chosen, strict=True):
         check_ordered(score, places[0][0])
 
-    pruned = weakest(scores, magnitudes, sparsity, scope)
+    pruned = lowest_scores(scores, magnitudes, sparsity, scope)
     for (parameter, places), gone in zip(chosen, pruned, strict=True):
         mask(places, ~gone.view(parameter.shape).to(parameter.device))
-    return finish(net)
+    return hold_output_masks(net)
 
 
 def sweep(
@@ -106,6 +108,76 @@ def sweep(
     for sparsity in wanted:
         check(model, sparsity, by, scope, get_args(Ranking))
     return [(sparsity, evaluate(prune(model, sparsity, by, scope, where, seed).eval())) for sparsity in wanted]
+
+
+def cubic(sparsity: float, rounds: int) -> list[float]:
+    """Return s·(1 − (1 − t/n)³) for t = 1 … n: many weights go at first, few at the end (Zhu and Gupta, 2017)."""
+    return [sparsity * (1 - (1 - t / rounds) ** 3) for t in range(1, rounds + 1)]
+
+
+def prune_gradually(
+    model: nn.Module,
+    fine_tune: Callable[[nn.Module], Any],
+    sparsity: float = 0.9,
+    rounds: int = 5,
+    by: By = "snr",
+    scope: Scope = "layer",
+    where: Predicate = weights,
+    schedule: Callable[[float, int], list[float]] = cubic,
+    report: Callable[[float, nn.Module], Any] | None = None,
+) -> nn.Module:
+    """Return the plain network, pruned in `rounds` steps with `fine_tune(net)` after each; zeros stay zeros.
+
+    The network handed to `fine_tune` is plain, in train mode, and has `torch.nn.utils.prune` masks: gradients reach
+    only what is left, in whatever loop. It is the same object with the same parameters at every call, so that one
+    optimizer may serve all rounds. By SNR, later rounds rank by |w|/σ with the weight w as it is by then and σ as the
+    posterior has it: a few steps do not unlearn what the data said of a weight's precision.
+
+    Args:
+        model: as for `prune`; it is left as it is.
+        fine_tune: trains the network it is given, for as long as it likes.
+        sparsity: the share of zeros at the end.
+        rounds: the number of steps to it; 1 is `prune` and one fine-tuning.
+        by, scope, where: as for `prune`.
+        schedule: (sparsity, rounds) -> the sparsity of each round, rising.
+        report: called with (sparsity, net) after each fine-tuning.
+
+    Example:
+        >>> net = byov.pruning.prune_gradually(model, lambda net: train(net, epochs=1), 0.9)
+    """
+    check(model, sparsity, by, scope)
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"Gradual pruning takes at least one round, not {rounds!r}.")
+    steps = schedule(sparsity, rounds)
+    if not steps or any(b < a for a, b in pairwise(steps)) or not 0 <= steps[0] <= steps[-1] < 1:
+        raise ValueError(f"A schedule's sparsities rise within [0, 1), unlike {steps}.")
+    net = prune(model, steps[0], by, scope, where)
+    deviation = model.std() if by == "snr" and isinstance(model, BayesianModule) else None
+    for i, step in enumerate(steps):
+        if i:
+            _prune_further(net, step, scope, deviation)
+        net.train()
+        fine_tune(net)
+        if report is not None:
+            report(step, net)
+    return net.eval()
+
+
+@torch.no_grad()
+def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dict[str, Tensor] | None) -> None:
+    """Enlarge the masks of a network to a sparsity; what is masked already goes first."""
+    found = list(masked_tensors(net))
+    scores, magnitudes = [], []
+    for name, original, keep in found:
+        if original.isnan().any():
+            raise ValueError(f"{name} holds weights that are not numbers: fine-tuning has diverged.")
+        magnitude = original.detach().abs().float()
+        score = magnitude if deviation is None else torch.where(magnitude == 0, 0.0, magnitude / deviation[name])
+        gone = keep == 0
+        scores.append(score.masked_fill(gone, -1.0).flatten())
+        magnitudes.append(magnitude.masked_fill(gone, -1.0).flatten())
+    for (_, _, keep), gone in zip(found, lowest_scores(scores, magnitudes, sparsity, scope), strict=True):
+        keep.copy_(~gone.view(keep.shape).to(keep.device))
 
 
 def check(model: nn.Module, sparsity: float, by: str, scope: str, allowed: tuple[str, ...] = get_args(By)) -> None:
@@ -139,23 +211,23 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
 
 
-def weakest(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
+def lowest_scores(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
     """Mark the share `sparsity` of least scores: of each of these flat tensors, or of all together."""
     if scope == "layer":
-        return [least(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
+        return [lowest(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
     sizes, home = [len(score) for score in scores], scores[0].device
     score, magnitude = (torch.cat([part.to(home) for part in parts]) for parts in (scores, magnitudes))
-    return list(least(score, magnitude, round(sparsity * sum(sizes))).split(sizes))
+    return list(lowest(score, magnitude, round(sparsity * sum(sizes))).split(sizes))
 
 
-def least(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
+def lowest(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
     """Mark the `count` least scores; of equal scores the least magnitudes, of equal magnitudes the first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     last = scores.kthvalue(count).values
-    least = scores < last
+    marked = scores < last
     ties = (scores == last).nonzero().squeeze(1)
     order = magnitudes[ties].argsort(stable=True)
-    least[ties[order[: count - int(least.sum())]]] = True
-    return least
+    marked[ties[order[: count - int(marked.sum())]]] = True
+    return marked

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from byov.data import transforms
-from byov.data.crops import TRIES, place_crops
+from byov.data.transforms import TRIES, place_crops
 from byov.train.config import Fraction, Positive, Range, check
 
 OPERATIONS = 4  # brightness, contrast, saturation, hue

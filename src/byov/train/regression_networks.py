@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import batch_norm, mse_loss
 
 from byov.data.tables import Scale
-from byov.models.mlp import regression_mlp
+from byov.models import regression_mlp
 from byov.posterior import ECMP, EMP, BayesianModule, Dropout, Ensemble, Family, bayesianize, norm_layers
 from byov.posterior.random import categorical, stream, uniform
 from byov.train import Diverged

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from byov.data import Batch, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
-from byov.data.crops import ResizedCrop
+from byov.data.transforms import ResizedCrop
 from byov.models import create
 from byov.models.registry import call_entry, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from byov.data import image_ops
 from byov.data.image_ops import enlarge, luma, zoom_crop
-from byov.data.shift import integers, normal, shift, uniform
+from byov.data.shift import integers, shift, uniform
+from byov.posterior.random import normal
 
 
 @shift(

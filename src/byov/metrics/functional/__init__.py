@@ -19,7 +19,6 @@ from byov.metrics.functional.corruption import (
     relative_corruption_error,
     relative_mean_corruption_error,
 )
-from byov.metrics.functional.retrieval import r_auroc, recall_at_1
 from byov.metrics.functional.scores import (
     BrierParts,
     accuracy,
@@ -37,6 +36,8 @@ from byov.metrics.functional.uncertainty import (
     fpr_at_tpr,
     mutual_information,
     ood_auroc,
+    r_auroc,
+    recall_at_1,
     risk_coverage,
 )
 

@@ -37,20 +37,24 @@ def check_log_probs(log_probs: Tensor) -> None:
 
 def check_labels(labels: Tensor, probs: Tensor) -> Tensor:
     """Return `labels` as int64 (N,), refusing what is not one class index in 0..C−1 per row of `probs`."""
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a torch tensor, got {type(labels).__name__}.")
-    if labels.dtype not in INTEGER:
-        raise ValueError(f"labels must have an integer dtype, got {labels.dtype}.")
-    samples, classes = probs.shape
-    if labels.shape != (samples,):
-        raise ValueError(f"labels must have shape ({samples},) to match probs, got {tuple(labels.shape)}.")
-    if labels.device != probs.device:
-        raise ValueError(f"labels are on {labels.device} but probs are on {probs.device}.")
-    labels = labels.long()
+    check_integers(labels, probs, "probs")
+    labels, classes = labels.long(), probs.shape[1]
     low, high = torch.stack(labels.aminmax()).tolist()
     if low < 0 or high >= classes:
         raise ValueError(f"labels must lie in 0..{classes - 1} for {classes} classes, got values in {low}..{high}.")
     return labels
+
+
+def check_integers(labels: Tensor, rows: Tensor, name: str) -> None:
+    """Refuse labels that are not one integer for each of the rows called `name`, beside them."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a torch tensor, got {type(labels).__name__}.")
+    if labels.dtype not in INTEGER:
+        raise ValueError(f"labels must have an integer dtype, got {labels.dtype}.")
+    if labels.shape != rows.shape[:1]:
+        raise ValueError(f"labels must have shape ({len(rows)},) to match {name}, got {tuple(labels.shape)}.")
+    if labels.device != rows.device:
+        raise ValueError(f"labels are on {labels.device} but {name} are on {rows.device}.")
 
 
 def check_classification(probs: Tensor, labels: Tensor) -> Tensor:
