@@ -17,10 +17,9 @@ from byov.models.registry import fitting_size
 from byov.ssl.pretrain import EncoderConfig, Pretrain, start
 from byov.train import checkpoint
 from byov.train.adapt import as_started, fitting_batch, shorter_side, to_data, to_machine
-from byov.train.config import load_config, to_dict
-from byov.train.fabric import make_fabric, sees_gpu
+from byov.train.config import to_dict
+from byov.train.fabric import sees_gpu
 from byov.train.run import claim, difference
-from byov.train.supervised import Supervised
 from byov.train.tabular import TableTrain
 from byov.train.train_config import ON_CPU, ON_GPU, TrainConfig
 
@@ -68,17 +67,6 @@ def test_a_gpus_recipe_on_a_cpu_says_so() -> None:
     assert "is for a GPU, and this run is on a CPU: it is 32-true, not compiled." in said
     assert to_machine(replace(given, compile="auto", precision="auto"))[1] == "On a CPU: 32-true, not compiled."
     assert to_machine(here) == (here, "")
-
-
-def test_fabric_takes_what_is_open() -> None:
-    fabric = make_fabric(TrainConfig(accelerator="cpu", devices=1))
-    assert fabric.strategy.precision.precision == "32-true"
-
-
-def test_the_recipes_of_cifar10_leave_it_open() -> None:
-    for path in RECIPES.glob("cifar10_[rv]*.toml"):
-        kind: Any = Supervised if path.stem.endswith("train") else Pretrain
-        assert machine(load_config(kind, path).train) == ("auto", "auto"), path
 
 
 # The data
@@ -176,12 +164,8 @@ def test_a_default_run_on_small_pictures_stops_and_goes_on(tmp_path: Path, capsy
     state = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")
     stored = state["recipe"]["config"]
     assert stored["data"]["image_size"] == 24
-    assert {key: stored["train"][key] for key in ("compile", "precision", "batch", "epochs")} == {
-        "compile": False,
-        "precision": "32-true",
-        "batch": 2,
-        "epochs": 334,
-    }
+    fitted = {"compile": False, "precision": "32-true", "batch": 2, "epochs": 334}
+    assert stored["train"].items() >= fitted.items()
     assert claim(tmp_path / "run", "pretrain", recipe, resume=True)
     assert not start(recipe, tmp_path / "run", resume=True)
     assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["step"] == state["step"] + 1

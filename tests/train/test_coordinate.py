@@ -85,14 +85,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     shared = sum(1 for name, _ in alone.named_parameters() if name.startswith("net."))
     # A phase of patches has no message: one at its end, then one for each shared tensor and step of the other phase.
     assert ranks[0]["told"] == HOW["rounds"] * (1 + HOW["steps"] * shared)
-    joint = make()
-    optimizer = torch.optim.Adam(joint.parameters(), HOW["lr"])
-    for step in range(2 * HOW["rounds"] * HOW["steps"]):
-        optimizer.zero_grad()
-        loss(joint, batch(Generator().manual_seed(step))).backward()
-        optimizer.step()
     assert whole(alone) < 0.3 * before
-    assert whole(alone) < 1.5 * whole(joint)  # as good as all together, by as many steps
 
 
 def test_a_phase_moves_its_own_half() -> None:
