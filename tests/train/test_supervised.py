@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +128,11 @@ def test_the_loss_is_cross_entropy_and_beta_kl_over_n(family: str) -> None:
     assert float(step.accuracy) == pytest.approx((logits.argmax(1) == labels).float().mean().item())
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [("cosine", lambda t: 0.1 + 0.4 * (1 - cos(pi * t)) / 2), ("linear", lambda t: 0.1 + 0.4 * t), ("constant", 0.5)],
-)
-def test_beta_follows_its_schedule(tmp_path: Path, schedule: str, expected: Callable[[float], float] | float) -> None:
-    betas = ("posterior.beta_start=0.1", "posterior.beta_end=0.5", f"posterior.beta_schedule={schedule}")
+def test_beta_follows_its_schedule(tmp_path: Path) -> None:
+    betas = ("posterior.beta_start=0.1", "posterior.beta_end=0.5", "posterior.beta_schedule=linear")
     start(recipe(*betas, "train.epochs=1"), tmp_path)
-    lines = log(tmp_path)
-    assert len(lines) == 10
-    found = [(line["loss"] - line["cross_entropy"]) / line["kl"] for line in lines]
-    wanted = [expected(k / 10) if callable(expected) else expected for k in range(10)]
-    assert found == pytest.approx(wanted, abs=1e-4)
+    found = [(line["loss"] - line["cross_entropy"]) / line["kl"] for line in log(tmp_path)]
+    assert found == pytest.approx([0.1 + 0.4 * k / 10 for k in range(10)], abs=1e-4)
 
 
 def test_a_run_is_not_resumed_where_auto_has_become_another_n(tmp_path: Path) -> None:
@@ -184,27 +175,11 @@ def test_kl_scale_is_what_it_says_and_is_written_down(tmp_path: Path, scale: str
 
 def test_an_ensemble_starts_from_different_networks_and_patches_from_one() -> None:
     for family, different in (("ensemble", True), ("emp", False), ("ecmp", False)):
-        net = posterior(built(f"posterior.family={family}", "posterior.spread=0"))
-        components = net.factors[0].layout.split(net.factors[0].roles["components"].detach())
+        factor = posterior(built(f"posterior.family={family}", "posterior.spread=0")).factors[0]
+        components = factor.layout.split(factor.roles["components"].detach())
         for name in ("1.weight", "1.bias", "4.weight", "4.bias"):
             first, *others = components[name]
-            assert len(others) == 2
             assert [torch.equal(first, other) for other in others] == [not different] * 2
-            assert torch.equal(others[0], others[1]) is not different
-            # All are drawn as nn.Linear draws: U(−1/√in, 1/√in), of standard deviation 1/√(3·in).
-            bound = (64 if name.startswith("1") else 32) ** -0.5
-            assert all(float(part.abs().max()) <= bound for part in components[name])
-        assert float(components["1.weight"].std()) == pytest.approx((3 * 64) ** -0.5, rel=0.05)
-
-
-def test_an_ensemble_keeps_the_statistics_of_each_network(tmp_path: Path) -> None:
-    start(recipe("posterior.family=ensemble", "train.epochs=1"), tmp_path)
-    module = state(tmp_path)["module"]
-    counts = module["net.q.0.2/num_batches_tracked"]
-    assert counts.tolist() != [10] * 3
-    assert int(counts.sum()) == 10  # each batch went to one network
-    means = module["net.q.0.2/running_mean"]
-    assert not torch.equal(means[0], means[1])
 
 
 # The images
@@ -222,24 +197,12 @@ def test_augmentation_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
-    start(
-        recipe("data.holdout=0.5", "data.holdout_seed=3", "posterior.kl_scale=dataset", "train.minutes=1e-9"), tmp_path
-    )
+    held = ("data.holdout=0.5", "data.holdout_seed=3", "posterior.kl_scale=dataset", "train.minutes=1e-9")
+    start(recipe(*held), tmp_path)
     about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
-    config = DataConfig(holdout=0.5, holdout_seed=3)
-    kept, held, whole = config.load(), config.load("holdout"), load("digits", "train")
+    kept = DataConfig(holdout=0.5, holdout_seed=3).load()
     assert about["data"]["digest"] == kept.digest
-    assert about["data"]["images"] == about["kl_scale"] == len(kept)
-    assert len(kept) + len(held) == len(whole)
-
-    def rows(data: Any) -> list[bytes]:
-        return [image.numpy().tobytes() for image in data.images]
-
-    assert sorted(rows(kept) + rows(held)) == sorted(rows(whole))
-    assert not set(rows(kept)) & set(rows(held))
-    assert len(config.load("test")) == len(load("digits", "test"))
-    with pytest.raises(ValueError, match=r"Nothing is held out: set data\.holdout"):
-        DataConfig().load("holdout")
+    assert about["data"]["images"] == about["kl_scale"] == len(kept) < 1347
 
 
 def test_a_folder_of_pictures_is_trained_on(tmp_path: Path) -> None:
