@@ -241,7 +241,9 @@ def test_a_run_in_pieces_equals_a_run_in_one_and_is_restored(name: str, tmp_path
     saved = state(whole)["module"]
     assert "ema.mean_0" in saved  # which the prior keeps, with a teacher or without
     assert ("objective.centre" in saved and bool(saved["objective.centre"].any())) == (name == "dino")
-    module, _ = restore(whole)
+    module, found = restore(whole)
+    assert found == recipe(name, "posterior.prior=teacher-mean", "train.compile=false", "train.precision=32-true")
+    assert not module.training
     assert differences(saved, dict(module.state_dict())) == []
     images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
     assert features(module, images, draws=2).shape == (2, 5, 12)
