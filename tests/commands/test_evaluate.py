@@ -22,9 +22,9 @@ from byov.metrics import functional as metrics
 from byov.posterior.random import stream
 from byov.prediction import Prediction
 from byov.runs.run import digest
+from byov.ssl.classifiers import EXAMPLES
 from byov.ssl.pretrain import Pretrain, restore, start
 from byov.ssl.probe import READ, Probe, ProbeSettings
-from byov.ssl.temperature import EXAMPLES
 from byov.train.config import load_config
 
 NETS = """

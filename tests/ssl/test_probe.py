@@ -16,9 +16,9 @@ from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, calibration_error, mutual_information
 from byov.posterior.random import stream
 from byov.posthoc.temperature import RANGE, Temperature
+from byov.ssl.classifiers import folds
 from byov.ssl.features import features, grouped_draws
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
-from byov.ssl.temperature import folds
 
 Labelled = tuple[Tensor, Tensor]
 NORMALISE: dict[str, Any] = {"mean": (0.3,), "std": (0.37,)}
