@@ -29,7 +29,7 @@ from byov.cli import app
 from byov.models.registry import create
 from byov.overhead import overhead
 from byov.train import config
-from byov.train.recipe_files import located
+from byov.train.config import located
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

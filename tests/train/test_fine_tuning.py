@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from byov.data import ImageSet
-from byov.train.fine_tuning import FineTune
-from byov.train.supervised import Supervised
+from byov.train.supervised import FineTune, Supervised
 
 IMAGES = ImageSet("eight", torch.arange(512).view(8, 1, 8, 8).byte(), torch.arange(8) % 2, ("a", "b"))
 

@@ -1,10 +1,13 @@
-"""Devices and processes, by Lightning Fabric."""
+"""Devices and processes, by Lightning Fabric: what they agree on, and the signals that ask for a planned stop."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -18,14 +21,9 @@ from byov.data.printable import reason
 from byov.train.train_config import TrainConfig
 
 
-def sees_gpu(config: TrainConfig) -> bool:
-    """Tell whether a run of this configuration will be on a CUDA GPU; no process is started to find out."""
-    return config.accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
-
-
 def make_fabric(config: TrainConfig) -> Fabric:
     """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
-    config = config.on(sees_gpu(config))
+    config = config.on(config.sees_gpu)
     launched = "LOCAL_RANK" in os.environ
     processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
     devices: Any = processes or config.devices
@@ -118,3 +116,40 @@ def together(fabric: Fabric) -> Iterator[None]:
             "Another process of this run has ended, so this one ends too; the last checkpoint is kept, and --resume"
             " continues from it."
         ) from error
+
+
+STOPS = ("SIGTERM", "SIGINT", "SIGUSR1")
+"""What a scheduler, or Ctrl-C, asks for a stop with; Slurm's warning is what `--signal` says."""
+
+
+class Signals:
+    """Note these signals instead of dying of them, in the main thread only; `caught` is the first one's number, or 0.
+
+    A SIGINT after another signal ends the program at once.
+    """
+
+    def __init__(self) -> None:
+        self.caught = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        self._process = os.getpid()
+        if threading.current_thread() is threading.main_thread():  # Python allows no other to set a handler
+            for number in (getattr(signal, name) for name in STOPS if hasattr(signal, name)):  # Windows lacks one
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a loader's worker, forked meanwhile: its parent decides, and may end it
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
+        if self.caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.caught = self.caught or number

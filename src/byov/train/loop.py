@@ -22,10 +22,10 @@ from byov.data import Batch, Batches
 from byov.posterior import BayesianModule, log_var_rate
 from byov.posterior.random import stream
 from byov.train import Diverged, checkpoint
+from byov.train.fabric import Signals
 from byov.train.journal import Journal
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
-from byov.train.signals import Signals
 from byov.train.train_config import TrainConfig
 
 WIDE = 0.3

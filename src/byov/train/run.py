@@ -1,10 +1,12 @@
-"""A run's folder: made once, never overwritten, resumed only with the recipe it was started with."""
+"""A run's folder: made once, written by one process, never overwritten, resumed only with its own recipe."""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,12 @@ from lightning.fabric import Fabric
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
-from byov.train import Stopped, adapt, checkpoint
+from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, aloud, make_fabric, say, together
-from byov.train.lock import locked
+from byov.train.fabric import Signals, agreed, aloud, make_fabric, say, together
 from byov.train.loop import Loop, Task
 from byov.train.readme import write_readme
-from byov.train.signals import Signals
-from byov.train.train_config import ON_CPU, ON_GPU
+from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, to_data, to_machine
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -31,6 +31,10 @@ FREE = {
 """What may differ when a run is resumed: it changes nothing of the result."""
 
 _COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system says that has no locks."""
 
 
 def claim(run: Path, kind: str, recipe: Any, resume: bool) -> bool:
@@ -68,12 +72,37 @@ def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE
     it, and a GPU's compiled bf16 is on a CPU what `TrainConfig.on` makes of it.
     """
     before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
-    free = {*free, *(key for key, left_open in adapt.OPEN.items() if now.get(key, ...) == left_open)}
+    free = {*free, *(key for key, left_open in OPEN.items() if now.get(key, ...) == left_open)}
     machine = ("train.compile", "train.precision")
     if {tuple(of.get(key) for key in machine) for of in (before, now)} == {ON_GPU, ON_CPU}:
         free |= {*machine}
     changed = (key for key in now if key not in free and now[key] != before.get(key))
     return next((f"{key} = {before.get(key)!r}, not {now[key]!r}" for key in changed), "")
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which is made if need be; raise BlockingIOError where another process has it.
+
+    The kernel frees it when this process ends, however that comes about. It is POSIX's lock (`lockf`), not BSD's
+    (`flock`): that one would live on in the workers of a loader, which may survive a kill of their parent by seconds.
+    Without effect on Windows, and on a file system that has no locks.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(f"{run} is being written by another process: wait for it, or end it.") from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
 
 
 def execute(
@@ -87,15 +116,15 @@ def execute(
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
     `make` gives the task for the recipe and the data, and what the checkpoint should say beyond them. The recipe is
-    fitted to the machine and the data (`train.adapt`) first. The `note` on the task is printed when nothing was found
-    to be wrong and training begins. With `resume` a run continues, or starts if there is none.
+    fitted to the machine and the data first. The `note` on the task is printed when nothing was found to be wrong and
+    training begins. With `resume` a run continues, or starts if there is none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
     """
     if claim(run, kind, recipe, resume):  # before anything that takes long
-        recipe = adapt.as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
-    train, on_machine = adapt.to_machine(recipe.train)
+        recipe = as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
+    train, on_machine = to_machine(recipe.train)
     recipe = replace(recipe, train=train)
     alone = not (dist.is_available() and dist.is_initialized())
     with Signals() as signals, ExitStack() as stack:
@@ -104,7 +133,7 @@ def execute(
         with agreed(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             parts = fabric.world_size * train.accumulate
-            recipe, data, on_data = adapt.to_data(recipe, recipe.data.load(), parts)
+            recipe, data, on_data = to_data(recipe, recipe.data.load(), parts)
             task, more = make(recipe, data, fabric)
         loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **more})
         with agreed(fabric):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
-from byov.data import Batch, CropFlip, FolderSet, ImageSet
+from byov.data import Batch, Batches, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.crops import ResizedCrop
 from byov.models import create
@@ -20,7 +20,7 @@ from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_a
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
-from byov.train.config import from_dict
+from byov.train.config import Rate, from_dict
 from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig, is_shared
 from byov.train.run import execute, reopen
@@ -276,3 +276,55 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
     checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe
+
+
+class FineTune:
+    """Fine-tune a network between two rounds of pruning, for `prune_gradually`: `fine_tune(net)`.
+
+    Cross-entropy with the recipe's batches and augmentation, by Adam.
+
+    One optimizer and one order of batches serve all rounds. There is no KL: what is fine-tuned is the plain network.
+
+    Args:
+        recipe: the one that trained it.
+        train: its training images.
+        mean: per channel, subtracted from the images.
+        std: per channel, what they are then divided by.
+        epochs: per round.
+        lr: the learning rate, held.
+        seed: of batches and augmentation.
+        device: where.
+    """
+
+    def __init__(
+        self,
+        recipe: Supervised,
+        train: ImageSet,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        epochs: int = 1,
+        lr: float = 1e-3,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if epochs < 1 or lr not in get_args(Rate)[1]:
+            raise ValueError(
+                f"Fine-tuning takes at least one epoch and a learning rate {get_args(Rate)[1]}, not {epochs} and {lr}."
+            )
+        self.augment = recipe.augmentation(mean, std)
+        self.batches = Batches(train, min(recipe.train.batch_size, len(train)), seed=seed)
+        self.generator = Generator(device).manual_seed(seed)
+        self.epochs, self.lr = epochs, lr
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self, net: nn.Module) -> None:
+        self.optimizer = self.optimizer or torch.optim.Adam(net.parameters(), lr=self.lr)
+        for _ in range(self.epochs):
+            for batch in self.batches:
+                assert batch.labels is not None
+                self.optimizer.zero_grad()
+                logits = net(self.augment(batch.images, self.generator))
+                F.cross_entropy(logits, batch.labels).backward()
+                self.optimizer.step()
+        if not all(bool(p.isfinite().all()) for p in net.parameters()):
+            raise ValueError(f"Fine-tuning diverged with a learning rate of {self.lr}: choose a lower one.")

@@ -16,12 +16,19 @@ from byov.data.config import DataConfig
 from byov.models.registry import fitting_size
 from byov.ssl.pretrain import EncoderConfig, Pretrain, start
 from byov.train import checkpoint
-from byov.train.adapt import as_started, fitting_batch, shorter_side, to_data, to_machine
 from byov.train.config import to_dict
-from byov.train.fabric import sees_gpu
 from byov.train.run import claim, difference
 from byov.train.tabular import TableTrain
-from byov.train.train_config import ON_CPU, ON_GPU, TrainConfig
+from byov.train.train_config import (
+    ON_CPU,
+    ON_GPU,
+    TrainConfig,
+    as_started,
+    fitting_batch,
+    shorter_side,
+    to_data,
+    to_machine,
+)
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -61,7 +68,7 @@ def test_what_is_open_is_the_machines(train: TrainConfig, on_cpu: Any, on_gpu: A
 def test_a_gpus_recipe_on_a_cpu_says_so() -> None:
     given = TrainConfig(compile=True, precision="bf16-mixed", accelerator="cpu")
     here, said = to_machine(given)
-    assert not sees_gpu(given)
+    assert not given.sees_gpu
     assert machine(here) == ON_CPU
     assert said.count(".") == said.count("train.") + 1, "one sentence"
     assert "is for a GPU, and this run is on a CPU: it is 32-true, not compiled." in said
