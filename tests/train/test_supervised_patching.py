@@ -17,7 +17,7 @@ from byov.posterior import BayesianModule
 from byov.train.batchnorm import add_gates, gates
 from byov.train.config import load_config
 from byov.train.posterior_config import FamilyConfig, L2Config
-from byov.train.supervised import Patches, Supervised, restore, start
+from byov.train.supervised import PenalisedTask, Supervised, restore, start
 
 ROOT = Path(__file__).parents[2]
 NORM = ("posterior.family=emp", "posterior.on=norm")
@@ -228,8 +228,9 @@ def test_input_zero_and_the_noise_of_shared_layers_come_from_a_recipe(tmp_path: 
     expected = 1e-3 * patched.roles["components"].square().sum()
     expected = expected + sum((0.25 if "bias" in n else 0.5) * p.square().sum() for n, p in parts.items())
     torch.testing.assert_close(module.penalty(torch.ones(())), expected / 128)
-    patches = Patches(module.net, recipe(*words, "posterior.alternate=2").posterior)
-    assert [len(patches.patched), len(patches.shared)] == [1, 1]
+    settings = recipe(*words, "posterior.alternate=2")
+    task = PenalisedTask(module, "", settings.posterior, settings.train, 1)
+    assert [len(task.patched), len(task.shared)] == [1, 1]
     for wrong in ("posterior.family=none", "posterior.on=all"):
         with pytest.raises(ValueError, match="noise of what lies beside patches"):
             recipe(*words, wrong)

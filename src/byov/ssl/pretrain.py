@@ -14,7 +14,7 @@ from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.datasets import check_memory
-from byov.posterior import ECMP, EMP, Family, Gaussian, bayesianize
+from byov.posterior import ECMP, EMP, Family, bayesianize
 from byov.ssl.byov import Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student, sees_batch
 from byov.ssl.learner import Learner
@@ -26,11 +26,9 @@ from byov.train.batchnorm import synchronise
 from byov.train.config import (
     Count,
     Fraction,
-    LogVariance,
     NonNegative,
     Positive,
     Range,
-    Share,
     Width,
     check,
     from_dict,
@@ -62,10 +60,6 @@ class PosteriorConfig(ObjectiveConfig):
     """The posterior and its prior; a recipe's [posterior]. family = "none" is the published method."""
 
     family: Literal["none", "gaussian", "emp", "ecmp"] = "gaussian"
-    relative: Share = 0.05
-    """σ of a Gaussian at the start, as a share of each layer's own scale (the root mean square of its weights)."""
-    log_var: LogVariance | None = None
-    """Or ρ = log σ² at the start, the same for every weight, as in the paper (−10)."""
     k: Annotated[int, Range(1, 10_000)] = 5
     """How many components `emp` and `ecmp` have."""
     spread: NonNegative = 0.0
@@ -83,7 +77,7 @@ class PosteriorConfig(ObjectiveConfig):
         """Return the posterior that a weight starts with."""
         if self.family in ("emp", "ecmp"):
             return {"emp": EMP, "ecmp": ECMP}[self.family](self.k, spread=self.spread)
-        return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
+        return self.gaussian_family()
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,21 @@ M = TypeVar("M", bound=Penalised)
 
 
 class PenalisedTask(Generic[M]):
-    """What the loop asks of a task whose network is penalised."""
+    """What the loop asks of a task whose network is penalised; how fast patches learn, and what all draws share."""
 
     def __init__(self, module: M, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
-        check_batch(module.net, name, train, world)
+        net, share = module.net, train.batch_size // (world * train.accumulate)
+        if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+            raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
         self._module, self.posterior = module, posterior
-        self.patches = Patches(module.net, posterior)
+        factors = net.factors if isinstance(net, BayesianModule) else []
+        self.patched = [p for factor in factors if not is_shared(factor) for p in factor.parameters()]
+        self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
+        self.shared += [p for factor in factors if is_shared(factor) for p in factor.parameters()]
+        if posterior.alternate and not self.shared:
+            raise ValueError(
+                "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
+            )
 
     @property
     def module(self) -> M:
@@ -146,7 +155,19 @@ class PenalisedTask(Generic[M]):
         return self.posterior.beta(place) if self.posterior.penalty == "kl" else torch.ones((), device=place.device)
 
     def before(self, step: int) -> None:
-        self.patches.before(step)
+        """Multiply the patches' gradients by `gain` and `apart`; in coordinate descent only one half has any.
+
+        Without a gradient a parameter, and the optimizer's state of it, stay as they are.
+        """
+        posterior = self.posterior
+        if posterior.alternate:
+            for parameter in (self.patched, self.shared)[step // posterior.alternate % 2]:
+                parameter.grad = None
+        gradients = [p.grad for p in self.patched if p.grad is not None]
+        if gradients and posterior.gain != 1:
+            torch._foreach_mul_(gradients, posterior.gain)
+        if posterior.apart is not None and posterior.components:
+            hold_apart(self.module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
 
     def after(self, step: int, total: int) -> None:
         """Do nothing after a step."""
@@ -168,43 +189,6 @@ class SupervisedTask(PenalisedTask[Classifier]):
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
         drawn = self.module.augment.draw(len(batch.images) * place.world, generator, place.device)
         return batch.images, batch.labels, drawn[place.rank :: place.world], self.weight(place)
-
-
-class Patches:
-    """What has a posterior, and what all its draws share: how fast either learns, and when."""
-
-    def __init__(self, net: nn.Module, posterior: FamilyConfig) -> None:
-        self.net, self.posterior = net, posterior
-        factors = net.factors if isinstance(net, BayesianModule) else []
-        self.patched = [p for factor in factors if not is_shared(factor) for p in factor.parameters()]
-        self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
-        self.shared += [p for factor in factors if is_shared(factor) for p in factor.parameters()]
-        if posterior.alternate and not self.shared:
-            raise ValueError(
-                "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
-            )
-
-    def before(self, step: int) -> None:
-        """Multiply the patches' gradients by `gain` and `apart`; in coordinate descent only one half has any.
-
-        Without a gradient a parameter, and the optimizer's state of it, stay as they are.
-        """
-        posterior = self.posterior
-        if posterior.alternate:
-            for parameter in (self.patched, self.shared)[step // posterior.alternate % 2]:
-                parameter.grad = None
-        gradients = [p.grad for p in self.patched if p.grad is not None]
-        if gradients and posterior.gain != 1:
-            torch._foreach_mul_(gradients, posterior.gain)
-        if posterior.apart is not None and posterior.components:
-            hold_apart(self.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
-
-
-def check_batch(net: nn.Module, name: str, train: TrainConfig, world: int) -> None:
-    """Refuse a last batch of one example, of which BatchNorm has no statistics."""
-    share = train.batch_size // (world * train.accumulate)
-    if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
-        raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
 
 
 def build(
