@@ -67,11 +67,13 @@ def arguments(run: Path, *changes: str, resume: bool = False) -> list[str]:
 
 
 VARIANTS = {
-    "byol": ["posterior.family=none", "train.optimizer=lars", "train.weight_decay=1e-4"],
+    "byol": ["posterior.family=none", "train.optimizer=sgd", "train.weight_decay=1e-4"],
     "byov": ["train.clip=1.0"],
+    "lars": ["train.optimizer=lars", "train.weight_decay=1e-4"],
     "accumulated": ["train.accumulate=2", "posterior.prior=teacher-normal", "posterior.beta_schedule=linear"],
     "points": ["posterior.coverage=linear-only", "posterior.prior=teacher-mean", "train.optimizer=sgd"],
     "shared": ["posterior.shared_draw=true", "train.optimizer=adam", "train.precision=bf16-mixed"],
+    "patches": ["posterior.family=emp", "train.weight_decay=0.1"],
 }
 
 

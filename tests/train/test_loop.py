@@ -63,17 +63,6 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
-    make(tmp_path).fit()
-    before, lines = state(tmp_path), log(tmp_path)
-    again = make(tmp_path)
-    again.resume()
-    assert again.fit()
-    assert again.task.places == []
-    assert differences(before, state(tmp_path)) == []
-    assert log(tmp_path) == lines
-
-
 def test_a_time_limit_is_none_where_it_comes_after_the_last_step(tmp_path: Path) -> None:
     assert make(tmp_path / "enough", replace(CONFIG, minutes=10.0)).fit() is True
     assert make(tmp_path / "last", replace(CONFIG, epochs=1, batch=35, minutes=1e-9)).fit() is True
@@ -210,19 +199,6 @@ def test_the_task_knows_its_place(tmp_path: Path) -> None:
     loop.fit()
     assert [place.step for place in loop.task.places] == [step for step in range(12) for _ in range(2)]
     assert {(p.total, p.rank, p.world, p.device.type) for p in loop.task.places} == {(12, 0, 1, "cpu")}
-
-
-def test_after_follows_the_optimizers_step(tmp_path: Path) -> None:
-    loop = make(tmp_path, replace(CONFIG, epochs=1))
-    stepped: list[Tensor] = []
-
-    def note(*_: Any) -> None:
-        stepped.append(loop.task.module.line.weight.detach().clone())
-
-    loop.optimizer.register_step_post_hook(note)
-    loop.fit()
-    assert [(step, total) for step, total, _ in loop.task.updates] == [(k, STEPS) for k in range(1, STEPS + 1)]
-    assert differences([weight for _, _, weight in loop.task.updates], stepped) == []
 
 
 # What the optimizer sees

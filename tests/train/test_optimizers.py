@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 import byov
-from byov.train import checkpoint
 from byov.train.optimizers import LARS, build_optimizer, parameter_groups
 
 NAMES = ["adamw", "adam", "sgd", "lars"]
@@ -238,38 +236,6 @@ def test_log_variances_may_be_moved_by_adam_beside_sgd_and_lars(name: Any, wd: f
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda m, key=key: f"{key}: {m}")
     moved = (models[0].q[0].log_var + 6.0).abs()  # type: ignore[operator]
     assert moved.max() > 0.03  # five steps of 0.01; SGD's own would be of the size of σ times a gradient
-
-
-@pytest.mark.parametrize("wd", [0.0, 0.1])
-@pytest.mark.parametrize("name", [*NAMES, "sgd+adam", "lars+adam"])
-def test_resume_is_equal_to_the_bit(name: Any, wd: float, tmp_path: Path) -> None:
-    """Three steps, a checkpoint, three steps in new objects are six steps, draws and all."""
-    data = batches(6, torch.float32)
-
-    def start(seed: int) -> tuple[nn.Module, Any]:
-        model = byov.bayesianize(made(seed, torch.float32), {"a.*": byov.Gaussian(), "stem.*": byov.EMP(2)})
-        optimizer, _, log_var = name.partition("+")
-        return model, build_optimizer(optimizer, model, 0.05, wd, log_var=log_var or "same")
-
-    def steps(model: nn.Module, optimizer: Any, numbers: range) -> None:
-        for k in numbers:
-            torch.manual_seed(k)
-            for group in optimizer.param_groups:
-                group["lr"] = 0.05 / (k + 1)
-            train(model, optimizer, data[k : k + 1])
-
-    straight, optimizer = start(0)
-    steps(straight, optimizer, range(6))
-    first, optimizer = start(0)
-    steps(first, optimizer, range(3))
-    checkpoint.save(tmp_path / "x", {"model": first.state_dict(), "optimizer": optimizer.state_dict()})
-    state = checkpoint.load(tmp_path / "x")
-    second, optimizer = start(1)
-    second.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    steps(second, optimizer, range(3, 6))
-    for key, value in straight.state_dict().items():
-        assert torch.equal(second.state_dict()[key], value), key
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a state is loaded onto the CPU, and used on a GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
-from byov.data import CropFlip, load
+from byov.data import CropFlip, ImageSet, load
 from byov.data.config import DataConfig
 from byov.posterior import BayesianModule
 from byov.train import checkpoint
 from byov.train.config import load_config
 from byov.train.posterior_config import FamilyConfig
-from byov.train.supervised import Classifier, Supervised, restore, start
+from byov.train.supervised import Classifier, FineTune, Supervised, restore, start
 
 FAMILIES = ("gaussian", "dropout", "dropconnect", "ensemble", "emp", "ecmp")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -317,3 +318,29 @@ def test_a_run_is_trained_and_evaluated_from_the_command_line(call: Any, tmp_pat
         at_mean = float((net(images).argmax(1) == labels).float().mean())
     assert row["at_mean"]["top1"] == pytest.approx(at_mean, abs=1e-6)
     assert row["under_draws"]["top1"] > 0.7
+
+
+# Between rounds of pruning
+
+
+IMAGES = ImageSet("eight", torch.arange(512).view(8, 1, 8, 8).byte(), torch.arange(8) % 2, ("a", "b"))
+
+
+def tune(lr: float, std: float = 0.25) -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    FineTune(Supervised(), IMAGES, (0.5,), (std,), epochs=3, lr=lr)(net)
+    return net
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf"), 1e38])
+def test_a_learning_rate_is_one_that_an_optimizer_can_take(lr: float) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"a learning rate above 0 and at most 1,000,000, not 3 and {lr}")):
+        tune(lr)
+
+
+def test_weights_that_are_no_numbers_are_not_kept() -> None:
+    assert all(bool(p.isfinite().all()) for p in tune(1e-3).parameters())
+    with pytest.raises(
+        ValueError, match=r"^Fine-tuning diverged with a learning rate of 0\.001: choose a lower one\.$"
+    ):
+        tune(1e-3, std=1e-45)  # infinite pixels
