@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov import models
@@ -156,6 +155,13 @@ class PretrainTask:
     def after(self, step: int, total: int) -> None:
         self.module.update_teacher(step, total)
 
+    def about(self) -> dict[str, Any]:
+        return {name: getattr(self.module, name) for name in ("kl_scale", "tau_base", "tau_end")}
+
+    def note(self) -> str:
+        posterior = self.recipe.posterior
+        return noise_cost(self.module, posterior.beta_end) if posterior.gaussian else ""
+
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
     """Build the module that a recipe describes, for images like `data`."""
@@ -207,17 +213,7 @@ def noise_cost(module: Learner, beta: float) -> str:
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
-
-    def make(recipe: Pretrain, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
-        task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
-        module = task.module
-        about = {"kl_scale": module.kl_scale, "tau_base": module.tau_base, "tau_end": module.tau_end}
-        return task, about
-
-    def note(task: PretrainTask) -> str:
-        return noise_cost(task.module, recipe.posterior.beta_end) if recipe.posterior.gaussian else ""
-
-    return execute("pretrain", recipe, run, resume, make, note)
+    return execute("pretrain", recipe, run, resume, PretrainTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Learner, Pretrain]:

@@ -59,6 +59,18 @@ class Task(Protocol):
         ...
 
 
+class RecipeTask(Task, Protocol):
+    """A task made from a recipe, of which a run's folder says something."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what the checkpoint says beyond the recipe and the data."""
+        ...
+
+    def note(self) -> str:
+        """Return what is printed before the training, or ""."""
+        ...
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a batch stands: which optimizer step of how many, and which share of the global batch it is."""

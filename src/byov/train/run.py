@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
 from byov.train.fabric import Signals, agreed, aloud, make_fabric, say, together
-from byov.train.loop import Loop, Task
+from byov.train.loop import Loop, RecipeTask
 from byov.train.readme import write_readme
 from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, to_data, to_machine
 
@@ -110,14 +109,13 @@ def execute(
     recipe: Any,
     run: Path,
     resume: bool,
-    make: Callable[[Any, ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
-    note: Callable[[Any], str] = lambda task: "",
+    task_of: Callable[[Any, Any, int, torch.device], RecipeTask],
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the recipe and the data, and what the checkpoint should say beyond them. The recipe is
-    fitted to the machine and the data first. The `note` on the task is printed when nothing was found to be wrong and
-    training begins. With `resume` a run continues, or starts if there is none.
+    `task_of` makes the task of the recipe, its data, the number of processes and the device. The recipe is fitted to
+    the machine and the data first. The task's note is printed when nothing was found to be wrong and training begins.
+    With `resume` a run continues, or starts if there is none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
@@ -134,8 +132,8 @@ def execute(
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             parts = fabric.world_size * train.accumulate
             recipe, data, on_data = to_data(recipe, recipe.data.load(), parts)
-            task, more = make(recipe, data, fabric)
-        loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **more})
+            task = task_of(recipe, data, fabric.world_size, fabric.device)
+        loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **task.about()})
         with agreed(fabric):
             if fabric.is_global_zero:
                 stack.enter_context(locked(run))
@@ -144,7 +142,7 @@ def execute(
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(warning and f"warning: {warning}", on_machine, on_data, note(task))
+            _say(warning and f"warning: {warning}", on_machine, on_data, task.note())
         with aloud(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()

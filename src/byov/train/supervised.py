@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, Batches, CropFlip, FolderSet, ImageSet
@@ -126,17 +125,16 @@ class Classifier(Penalised):
         return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
 
 
-M = TypeVar("M", bound=Penalised)
-
-
-class PenalisedTask(Generic[M]):
+class PenalisedTask:
     """What the loop asks of a task whose network is penalised; how fast patches learn, and what all draws share."""
 
-    def __init__(self, module: M, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
+    module: Penalised
+
+    def __init__(self, module: Penalised, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
         net, share = module.net, train.batch_size // (world * train.accumulate)
         if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
             raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
-        self._module, self.posterior = module, posterior
+        self.module, self.posterior = module, posterior
         factors = net.factors if isinstance(net, BayesianModule) else []
         self.patched = [p for factor in factors if not is_shared(factor) for p in factor.parameters()]
         self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
@@ -145,10 +143,6 @@ class PenalisedTask(Generic[M]):
             raise ValueError(
                 "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
             )
-
-    @property
-    def module(self) -> M:
-        return self._module
 
     def weight(self, place: Place) -> Tensor:
         """Return what the penalty is multiplied by at a step: β of the KL, 1 of the L2 penalty."""
@@ -172,9 +166,14 @@ class PenalisedTask(Generic[M]):
     def after(self, step: int, total: int) -> None:
         """Do nothing after a step."""
 
+    def note(self) -> str:
+        return self.posterior.note()
 
-class SupervisedTask(PenalisedTask[Classifier]):
+
+class SupervisedTask(PenalisedTask):
     """A classifier on a labelled set of images, as the loop wants it."""
+
+    module: Classifier
 
     def __init__(self, recipe: Supervised, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
         if data.labels is None:
@@ -182,9 +181,13 @@ class SupervisedTask(PenalisedTask[Classifier]):
         module = build(recipe, data, len(data.class_names), world, device)
         super().__init__(module, recipe.model.name, recipe.posterior, recipe.train, world)
         self.data = data.to(device) if isinstance(data, ImageSet) else data
+        self.shape = [data.channels, recipe.crop.size or data.image_size]
 
     def trainable(self) -> nn.Module:
         return self.module.net
+
+    def about(self) -> dict[str, Any]:
+        return {"kl_scale": self.module.kl_scale, "class_names": list(self.data.class_names), "shape": self.shape}
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
         drawn = self.module.augment.draw(len(batch.images) * place.world, generator, place.device)
@@ -243,13 +246,7 @@ def _new_heads(net: nn.Module, factor: Factor) -> None:
 
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
-
-    def make(recipe: Supervised, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
-        task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
-        more = {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
-        return task, {**more, "shape": [data.channels, recipe.crop.size or data.image_size]}
-
-    return execute("train", recipe, run, resume, make, lambda task: recipe.posterior.note())
+    return execute("train", recipe, run, resume, SupervisedTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
