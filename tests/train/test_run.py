@@ -217,6 +217,7 @@ def test_a_killed_save_leaves_nothing_for_long(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 sys.path.insert(0, {tests!r})
+from byov.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 main()
 """
