@@ -24,6 +24,8 @@ from byov.train.supervised import Supervised, restore, start
 from byov.train.train_config import TrainConfig
 
 HERE = Path(__file__)
+TESTS = [str(HERE.parent), str(HERE.parents[1])]
+"""Where a process of its own finds this file and what it imports."""
 SETTINGS = [  # 4 steps in an epoch
     *(f"model.name=python:{HERE.stem}:network", "data.holdout=0.8", "train.epochs=2", "train.batch=64"),
     *("train.warmup=0", "train.log_every=1", "train.accelerator=cpu", "train.devices=1"),
@@ -216,7 +218,7 @@ def test_a_killed_save_leaves_nothing_for_long(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from byov.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 main()
@@ -230,7 +232,7 @@ def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: P
     start(recipe("train.minutes=1e-9"), tmp_path / "run")
     file = tmp_path / "run" / "checkpoint.safetensors"
     before = file.read_bytes()
-    code = LIMITED.format(tests=str(HERE.parent), limit=limit)
+    code = LIMITED.format(tests=TESTS, limit=limit)
     command = [sys.executable, "-c", code, *words(tmp_path / "run", "train.save_minutes=0")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 2, done.stderr
@@ -282,7 +284,7 @@ def launch(run: Path, *changes: str, processes: int = 1, **environment: str) -> 
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
         command += ["--", "byov"]
     command += words(run, *changes, *["train.devices=auto"] * (processes > 1))
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*TESTS, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
