@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from byov.ssl.byol import BYOL, spread
+from byov.ssl.byol import BYOL
 from byov.ssl.heads import Student, head
+from byov.ssl.objective import spread
 from byov.ssl.views import View, Views
 
 PLAIN = View(area=(1.0, 1.0), aspect=(1.0, 1.0), flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)

@@ -24,10 +24,10 @@ from byov.train.train_config import (
     ON_GPU,
     TrainConfig,
     as_started,
+    fit_to_data,
+    fit_to_machine,
     fitting_batch,
     shorter_side,
-    to_data,
-    to_machine,
 )
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -67,13 +67,13 @@ def test_what_is_open_is_the_machines(train: TrainConfig, on_cpu: Any, on_gpu: A
 
 def test_a_gpus_recipe_on_a_cpu_says_so() -> None:
     given = TrainConfig(compile=True, precision="bf16-mixed", accelerator="cpu")
-    here, said = to_machine(given)
+    here, said = fit_to_machine(given)
     assert not given.sees_gpu
     assert machine(here) == ON_CPU
     assert said.count(".") == said.count("train.") + 1, "one sentence"
     assert "is for a GPU, and this run is on a CPU: it is 32-true, not compiled." in said
-    assert to_machine(replace(given, compile="auto", precision="auto"))[1] == "On a CPU: 32-true, not compiled."
-    assert to_machine(here) == (here, "")
+    assert fit_to_machine(replace(given, compile="auto", precision="auto"))[1] == "On a CPU: 32-true, not compiled."
+    assert fit_to_machine(here) == (here, "")
 
 
 # The data
@@ -92,14 +92,14 @@ def noise(count: int) -> ImageSet:
 
 
 def test_batch_and_epochs_fit_the_data() -> None:
-    fitted, _, said = to_data(Pretrain(), noise(200), 1)
+    fitted, _, said = fit_to_data(Pretrain(), noise(200), 1)
     assert (fitted.train.batch, fitted.train.epochs) == (64, 334)  # 3 steps an epoch, 1,002 in all
     assert said == "noise has 200 images: batches of 64, 334 epochs."
-    fitted, _, said = to_data(Pretrain(), noise(25_600), 1)
+    fitted, _, said = fit_to_data(Pretrain(), noise(25_600), 1)
     assert (fitted.train.batch, fitted.train.epochs, said) == (256, 100, "")
     given = Pretrain(train=TrainConfig(epochs=11, batch=150))
-    assert to_data(given, noise(200), 1)[0] == given
-    assert to_data(given, noise(200), 1)[2] == ""
+    assert fit_to_data(given, noise(200), 1)[0] == given
+    assert fit_to_data(given, noise(200), 1)[2] == ""
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_the_size_is_the_median_of_the_shorter_sides(tmp_path: Path) -> None:
     assert shorter_side(data.paths) == 64  # type: ignore[union-attr]
     assert shorter_side([str(tmp_path / "none.png")]) == 224
     recipe = Pretrain(data=DataConfig(name), model=EncoderConfig("convnet32"))
-    fitted, resized, said = to_data(recipe, data, 1)
+    fitted, resized, said = fit_to_data(recipe, data, 1)
     assert fitted.data.image_size == resized.image_size == 64
     assert "pictures of 64 × 64 pixels" in said
     given = replace(recipe, data=DataConfig(name, image_size=32))
-    fitted, resized, said = to_data(given, given.data.load(), 1)
+    fitted, resized, said = fit_to_data(given, given.data.load(), 1)
     assert (fitted.data.image_size, resized.image_size) == (32, 32)
     assert "pixels" not in said
 

@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from byov.ssl.heads import head, mlp
-from byov.ssl.learner import Learner, Step
-from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32, spread
+from byov.ssl.learner import Learner
+from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 from byov.ssl.views import Views
-
-__all__ = ["BYOL", "Bootstrap", "Step", "regression_loss", "spread"]
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ LogVariance = Annotated[float, Range(-100_000, 80)]
 Sigma = Annotated[float, Range(0, 10**18)]
 """Beyond either a variance is no float32."""
 
-_UNSAID: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
+_DEFAULT_RANGES: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
@@ -311,7 +311,7 @@ def _scalar(kind: Any, value: Any, toml: bool) -> list[Any]:
         return [None] if value is None or (toml and isinstance(value, str) and value.lower() == "none") else []
     if kind is bool and isinstance(value, _Text):
         return [value.lower() == "true"] if value.lower() in ("true", "false") else []
-    kind, allowed = get_args(kind) if get_origin(kind) is Annotated else (kind, _UNSAID.get(kind))
+    kind, allowed = get_args(kind) if get_origin(kind) is Annotated else (kind, _DEFAULT_RANGES.get(kind))
     if not isinstance(value, _Text) and type(value) is not kind and not (kind is float and type(value) is int):
         return []
     try:

@@ -69,7 +69,7 @@ def _check_counts(config: TrainConfig) -> None:
 
 
 @contextmanager
-def agreed(fabric: Fabric) -> Iterator[None]:
+def raise_on_all(fabric: Fabric) -> Iterator[None]:
     """Raise on every process what was wrong on one of them: no other waits for it, and the first can say it."""
     if fabric.world_size == 1:
         yield
@@ -88,23 +88,24 @@ def agreed(fabric: Fabric) -> Iterator[None]:
 
 
 @contextmanager
-def aloud(fabric: Fabric) -> Iterator[None]:
+def print_errors(fabric: Fabric) -> Iterator[None]:
     """Print what went wrong on a process other than the first, which would only learn that it has ended."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
         if not fabric.is_global_zero:
-            say(f"byov, process {fabric.global_rank}: {error}")
+            print_lines(f"byov, process {fabric.global_rank}: {error}")
         raise
 
 
-def say(line: str) -> None:
-    """Print a line on stderr, word for word: a path may hold what looks like rich's markup."""
-    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+def print_lines(*lines: str) -> None:
+    """Print on stderr the lines that say anything, word for word: a path may hold what looks like rich's markup."""
+    for line in filter(None, lines):
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def together(fabric: Fabric) -> Iterator[None]:
+def explain_lost_process(fabric: Fabric) -> Iterator[None]:
     """Tell in a sentence that another process has ended, which a backend tells by an error of its own."""
     try:
         yield

@@ -18,10 +18,10 @@ from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
 from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import Signals, agreed, aloud, make_fabric, say, together
+from byov.train.fabric import Signals, explain_lost_process, make_fabric, print_errors, print_lines, raise_on_all
 from byov.train.loop import Loop, RecipeTask
 from byov.train.readme import write_readme
-from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, to_data, to_machine
+from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, fit_to_data, fit_to_machine
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -122,38 +122,38 @@ def execute(
     """
     if claim(run, kind, recipe, resume):  # before anything that takes long
         recipe = as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
-    train, on_machine = to_machine(recipe.train)
+    train, on_machine = fit_to_machine(recipe.train)
     recipe = replace(recipe, train=train)
     alone = not (dist.is_available() and dist.is_initialized())
     with Signals() as signals, ExitStack() as stack:
         fabric = make_fabric(recipe.train)
-        stack.enter_context(together(fabric))
-        with agreed(fabric):
+        stack.enter_context(explain_lost_process(fabric))
+        with raise_on_all(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             parts = fabric.world_size * train.accumulate
-            recipe, data, on_data = to_data(recipe, recipe.data.load(), parts)
+            recipe, data, on_data = fit_to_data(recipe, recipe.data.load(), parts)
             task = task_of(recipe, data, fabric.world_size, fabric.device)
         loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **task.about()})
-        with agreed(fabric):
+        with raise_on_all(fabric):
             if fabric.is_global_zero:
                 stack.enter_context(locked(run))
                 checkpoint.clear(loop.path)
-        with agreed(fabric):
+        with raise_on_all(fabric):
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(warning and f"warning: {warning}", on_machine, on_data, task.note())
-        with aloud(fabric):
+            print_lines(warning and f"warning: {warning}", on_machine, on_data, task.note())
+        with print_errors(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(left_out)
+            print_lines(left_out)
         if loop.signal:
             raise Stopped(summary(loop, finished))
         if fabric.is_global_zero:
             if finished:
                 write_readme(run, kind, recipe, summary(loop, finished).removeprefix(f"{run}: ").capitalize())
-            _say(summary(loop, finished))
+            print_lines(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
             dist.barrier()
@@ -169,12 +169,6 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
         "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
         "shape": [data.channels, data.image_size],
     }
-
-
-def _say(*lines: str) -> None:
-    """Print the lines that say anything."""
-    for line in filter(None, lines):
-        say(line)
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:

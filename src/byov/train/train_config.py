@@ -131,7 +131,7 @@ class TrainConfig:
         return replace(self, compile=compiled, precision=precision)  # type: ignore[arg-type]
 
 
-def to_machine(train: TrainConfig) -> tuple[TrainConfig, str]:
+def fit_to_machine(train: TrainConfig) -> tuple[TrainConfig, str]:
     """Return the configuration on this machine, and a sentence on what that changed, or ""."""
     gpu = train.sees_gpu
     here = train.on(gpu)
@@ -143,7 +143,7 @@ def to_machine(train: TrainConfig) -> tuple[TrainConfig, str]:
     return here, f"On a {'GPU' if gpu else 'CPU'}: {how}." if here != train else ""
 
 
-def to_data(recipe: Any, data: ImageSet | FolderSet | Rows, parts: int) -> tuple[Any, Any, str]:
+def fit_to_data(recipe: Any, data: ImageSet | FolderSet | Rows, parts: int) -> tuple[Any, Any, str]:
     """Return the recipe and its images with sizes that fit, and a sentence on what is not as usual, or "".
 
     A batch is shared by `parts`: processes times accumulated parts.
