@@ -30,7 +30,7 @@ from byov.models.registry import create
 from byov.overhead import overhead
 from byov.ssl.pretrain import Pretrain
 from byov.train import config
-from byov.train.recipe_files import located
+from byov.train.config import located
 from byov.train.supervised import Supervised
 from byov.train.tabular import PREFIXES, Tabular
 

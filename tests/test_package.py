@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 import byov
-from byov.train.recipe_files import located, names
+from byov.train.config import located, names
 
 ROOT = Path(__file__).parents[1]
 CORE = {"torch", "numpy", "safetensors", "torchmetrics"}

@@ -21,10 +21,10 @@ from byov.evaluation.rows import plan
 from byov.metrics import functional as metrics
 from byov.prediction import Prediction
 from byov.runs.run import digest
+from byov.ssl.classifiers import EXAMPLES
 from byov.ssl.features import features
 from byov.ssl.pretrain import restore
 from byov.ssl.probe import Probe, ProbeSettings
-from byov.ssl.temperature import EXAMPLES
 
 READINGS = ("at_mean", "under_draws")
 SMALL = ("--data", "digits", "--limit", 60, "--samples", 3)

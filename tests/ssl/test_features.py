@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 import byov
 from byov.ssl.byol import BYOL
 from byov.ssl.byov import BYOV
-from byov.ssl.features import Encoder, extract, feature_draws, features, grouped_draws
+from byov.ssl.features import extract, feature_draws, features, grouped_draws
 from byov.ssl.heads import Student
 from byov.ssl.views import Views
 
@@ -75,20 +75,6 @@ def test_groups_have_draws_of_their_own() -> None:
             torch.testing.assert_close(found[p, i], each[3 * p + i % 3, i], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [byov.Ensemble(3), byov.EMP(3), byov.Dropout(0.3)])
-def test_draws_of_other_families_are_those_of_the_model(family: object) -> None:
-    """An explicit ensemble has BatchNorm buffers of its own, which go with the draw."""
-    model = byov.bayesianize(network(), family)  # type: ignore[arg-type]
-    for shift in range(6):
-        model(torch.randn(16, 1, 8, 8) + shift)
-    model.eval()
-    found = features(model, images(), draws=4, generator=seeded(3), mean=MEAN, std=STD)
-    generator = seeded(3)
-    for each in found:
-        with model.draw(generator), torch.no_grad():
-            torch.testing.assert_close(each, model(normalised(images())), atol=1e-5, rtol=1e-5)
-
-
 def test_of_a_student_they_are_the_encoders() -> None:
     """BYOL and BYOV keep encoder, projector and predictor in one student, and one posterior covers them all."""
     net, x = network(), images()
@@ -138,17 +124,6 @@ def test_only_byol_has_a_teacher() -> None:
             features(model, images(), network="teacher")
     with pytest.raises(ValueError, match="student or the teacher, not 'pupil'"):
         features(network(), images(), network="pupil")  # type: ignore[arg-type]
-
-
-def test_many_readings_share_one_place_for_the_draws() -> None:
-    model, x = byov.bayesianize(network(), byov.Gaussian(log_var=-4.0)), images(9)
-    expected = features(model, x, draws=2, generator=seeded(), mean=MEAN, std=STD)
-    at_mean, generator = features(model, x, mean=MEAN, std=STD), seeded()
-    with Encoder.of(model).reading(mean=MEAN, std=STD) as read:
-        found = [read(noise, x) for noise in (model.noise(generator), None, model.noise(generator))]
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], at_mean)
-    assert torch.equal(found[2], expected[1])
 
 
 def test_an_attribute_called_encoder_does_not_make_a_student() -> None:

@@ -204,22 +204,6 @@ def test_it_is_a_function_of_the_seed_and_leaves_the_model_as_it_was(train: Labe
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_rate_means_the_same_for_larger_features(train: Labelled, test: Labelled) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = encoder()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 100 * self.net(x)
-
-    small, large = (
-        linear_evaluation(net, train, test, SETTINGS, **NORMALISE)["student"] for net in (encoder(), Scaled())
-    )
-    assert large.scale == pytest.approx(100 * small.scale, rel=1e-5)
-    torch.testing.assert_close(small.prediction.mean, large.prediction.mean, atol=1e-4, rtol=0)
-
-
 def test_it_learns(digits: Labelled) -> None:
     """Whole digits in small crops: far above chance, which is 10 %."""
     train, test = ((digits[0][at], digits[1][at]) for at in (slice(0, 1000), slice(1000, 1400)))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,8 @@ from typing import Any
 import lightly.loss as lightly
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from processes import RANKS, in_two_processes, take_part
 from saved_runs import differences, state
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -241,7 +238,9 @@ def test_a_run_in_pieces_equals_a_run_in_one_and_is_restored(name: str, tmp_path
     saved = state(whole)["module"]
     assert "ema.mean_0" in saved  # which the prior keeps, with a teacher or without
     assert ("objective.centre" in saved and bool(saved["objective.centre"].any())) == (name == "dino")
-    module, _ = restore(whole)
+    module, found = restore(whole)
+    assert found == recipe(name, "posterior.prior=teacher-mean", "train.compile=false", "train.precision=32-true")
+    assert not module.training
     assert differences(saved, dict(module.state_dict())) == []
     images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
     assert features(module, images, draws=2).shape == (2, 5, 12)
@@ -303,8 +302,6 @@ def test_the_command_takes_the_objective(tmp_path: Path, call: Any) -> None:
 
 # Two processes
 
-RANKS = 2
-
 
 def split_step(name: str, rank: int, world: int) -> dict[str, Any]:
     """The loss of a part of the batch, and the gradients and the centre that come of all parts."""
@@ -322,26 +319,9 @@ def split_step(name: str, rank: int, world: int) -> dict[str, Any]:
     return {"ssl": step.ssl, "centre": centre, "gradients": means(module)}
 
 
-def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save({name: split_step(name, rank, RANKS) for name in LIGHTLY}, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two fresh processes found, which meet over a file."""
-    folder, paths = tmp_path_factory.mktemp("ranks"), (Path(__file__).parents[1], os.environ.get("PYTHONPATH", ""))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)).rstrip(os.pathsep)}
-    words = [sys.executable, __file__]
-    processes = [subprocess.Popen([*words, str(rank), str(folder)], env=env) for rank in range(RANKS)]
-    try:
-        assert [process.wait(timeout=1800) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return in_two_processes(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow
@@ -356,4 +336,4 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str) -> None
 
 
 if __name__ == "__main__":
-    worker(int(sys.argv[1]), sys.argv[2])
+    take_part(lambda rank: {name: split_step(name, rank, RANKS) for name in LIGHTLY})

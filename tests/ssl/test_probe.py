@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 import byov
@@ -14,6 +16,7 @@ from byov.data.datasets import ImageSet
 from byov.metrics.functional import accuracy, calibration_error, mutual_information
 from byov.posterior.random import stream
 from byov.posthoc.temperature import RANGE, Temperature
+from byov.ssl.classifiers import folds
 from byov.ssl.features import features, grouped_draws
 from byov.ssl.probe import FIT, READ, Probe, ProbeResult, ProbeSettings, Scores, evaluate_probe, fit_heads
 
@@ -190,6 +193,18 @@ def test_a_class_of_one_example_leaves_the_temperature_at_one(train: Labelled) -
     with pytest.warns(UserWarning, match="single example"):
         probe = Probe.fit(network(), images[few], labels[few], 10, settings, **NORMALISE)
     assert probe.temperatures == {"at_mean": 1.0}
+
+
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=6), st.integers(2, 7), st.integers(0, 99))
+def test_folds_have_their_share_of_every_class(sizes: list[int], count: int, seed: int) -> None:
+    labels = torch.cat([torch.full((size,), c) for c, size in enumerate(sizes)])
+    fold = folds(labels, count, seed)
+    used = min(count, *sizes)
+    assert set(fold.tolist()) == set(range(used))
+    for c, size in enumerate(sizes):
+        shares = fold[labels == c].bincount(minlength=used)
+        assert shares.sum() == size
+        assert shares.max() - shares.min() <= 1
 
 
 def test_bad_input_gets_a_sentence(train: Labelled, test: Labelled) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from processes import RANKS, in_two_processes, take_part
 from torch import Tensor, nn
 
+from byov.posterior import norm_layers
 from byov.train.batchnorm import GlooBatchNorm, synchronise
 
-RANKS = 2
 CPU = torch.device("cpu")
 CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, torch.dtype]] = {
     # layer, shape of the whole batch, what is added to it, dtype
@@ -60,29 +57,17 @@ def run(layer: nn.Module, batches: list[Tensor], weights: list[Tensor], share: s
     }
 
 
-def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def work(rank: int) -> dict[str, Any]:
     found = {}
     for case in CASES:
         layer, batches, weights = prepare(case)
         found[case] = run(synchronise(layer, CPU), batches, weights, slice(rank, None, RANKS))
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank found, in two fresh processes that meet over a file."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, __file__]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in range(RANKS)]
-    try:
-        assert [process.wait(timeout=1800) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return in_two_processes(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 def joined(parts: list[Tensor]) -> Tensor:
@@ -116,14 +101,6 @@ def test_two_halves_equal_the_whole(ranks: list[dict[str, Any]], case: str) -> N
         torch.testing.assert_close(got, whole["eval"], rtol=near, atol=near)
 
 
-def test_halves_alone_would_not_do() -> None:
-    layer, batches, weights = prepare("vectors")
-    whole = run(layer, batches, weights, slice(None))
-    layer, batches, weights = prepare("vectors")
-    half = run(layer.train(), batches, weights, slice(0, None, RANKS))
-    assert not torch.allclose(half["outputs"][0], whole["outputs"][0][0::RANKS], atol=1e-2)
-
-
 def test_every_layer_is_replaced_and_keeps_its_state() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 1),
@@ -139,7 +116,9 @@ def test_every_layer_is_replaced_and_keeps_its_state() -> None:
     assert all(after[name] is before[name] for name in before)
     assert (new[1].momentum, new[1].training, new[2][0].training) == (0.3, True, False)
     assert synchronise(new, CPU) is new
-    assert isinstance(synchronise(nn.BatchNorm1d(2), CPU), GlooBatchNorm)
+    alone = synchronise(nn.BatchNorm1d(2), CPU)
+    assert isinstance(alone, GlooBatchNorm)
+    assert norm_layers("weight", alone, alone.weight)  # to the rest of the library
 
 
 def test_in_one_process_it_is_batchnorm() -> None:
@@ -151,12 +130,5 @@ def test_in_one_process_it_is_batchnorm() -> None:
         ours(torch.randn(3))
 
 
-def test_it_is_a_norm_layer_to_the_rest_of_the_library() -> None:
-    from byov.posterior import norm_layers
-
-    layer = GlooBatchNorm(3)
-    assert norm_layers("weight", layer, layer.weight)
-
-
 if __name__ == "__main__":
-    worker(int(sys.argv[1]), sys.argv[2])
+    take_part(work)

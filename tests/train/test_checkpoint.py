@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import pickle
 import subprocess
 import sys
 from collections import OrderedDict
@@ -19,7 +18,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import byov
 from byov.train import checkpoint
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16]
@@ -79,8 +77,8 @@ def test_any_tree_comes_back_as_it_was(tmp_path: Path, state: Any) -> None:
 
 def test_names_that_would_collide_are_kept_apart(tmp_path: Path) -> None:
     state = {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}, 0: torch.tensor(3), "0": torch.tensor(4)}
-    checkpoint.save(tmp_path / "x", state)
-    assert same(checkpoint.load(tmp_path / "x"), state)
+    checkpoint.save(tmp_path / "new" / "folder" / "x", OrderedDict(state))
+    assert same(checkpoint.load(tmp_path / "new" / "folder" / "x"), state)
 
 
 def test_views_of_one_storage(tmp_path: Path) -> None:
@@ -104,19 +102,6 @@ def test_views_of_one_storage(tmp_path: Path) -> None:
     assert len(own) == 8
 
 
-def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
-    model = byov.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), byov.Gaussian())
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(6, 4)).sum().backward()
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}
-    checkpoint.save(tmp_path / "x", state)
-    back = checkpoint.load(tmp_path / "x")
-    assert same(back, {**state, "model": dict(state["model"])})
-    model.load_state_dict(back["model"])
-    optimizer.load_state_dict(back["optimizer"])
-
-
 def test_any_safetensors_reader_finds_the_tensors(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "x", {"model": {"fc.weight": torch.ones(2, 3)}, "step": 5})
     with safe_open(tmp_path / "x", framework="pt") as file:
@@ -128,24 +113,11 @@ def test_peek_reads_the_skeleton_only(tmp_path: Path) -> None:
     path = tmp_path / "x"
     state = {"config": {"lr": 1e-3, "betas": (0.9, 0.999)}, 7: torch.ones(3, 2, dtype=torch.bfloat16)}
     checkpoint.save(path, state)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-12] + b"\xff" * 12)  # the tensor's bytes, which peek must not care about
     seen = checkpoint.peek(path)
     assert seen["config"] == state["config"]
-    assert seen[7].is_meta
-    assert (seen[7].shape, seen[7].dtype) == ((3, 2), torch.bfloat16)
-    raw = bytearray(path.read_bytes())
-    raw[-12:] = b"\xff" * 12  # the tensor's bytes, which peek must not care about
-    path.write_bytes(raw)
-    assert checkpoint.peek(path)["config"] == state["config"]
-
-
-def test_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("pickle was used")
-
-    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
-        monkeypatch.setattr(pickle, name, refuse)
-    checkpoint.save(tmp_path / "x", {"a": (torch.ones(2), None)})
-    assert checkpoint.load(tmp_path / "x")["a"][1] is None
+    assert (seen[7].is_meta, seen[7].shape, seen[7].dtype) == (True, (3, 2), torch.bfloat16)
 
 
 def test_every_cut_is_told(tmp_path: Path) -> None:
@@ -207,9 +179,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, {})
 
 
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
 @pytest.mark.parametrize(
     ("state", "error", "said"),
     [
+        (LOOP, ValueError, "holds itself"),
         ({"a": {"b": {1, 2}}}, TypeError, "a/b is a set"),
         ({"a": [object()]}, TypeError, "a/0 is a object"),
         ({1.5: 0}, TypeError, "key 1.5"),
@@ -226,18 +203,6 @@ def test_what_cannot_be_saved_changes_nothing(tmp_path: Path, state: Any, error:
         checkpoint.save(path, state)
     assert checkpoint.load(path) == 1
     assert os.listdir(tmp_path) == ["x"]
-
-
-def test_a_tree_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(ValueError, match="holds itself"):
-        checkpoint.save(tmp_path / "x", loop)
-
-
-def test_an_ordered_dict_comes_back_as_a_dict(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "new" / "folder" / "x", OrderedDict(b=1, a=2))
-    assert same(checkpoint.load(tmp_path / "new" / "folder" / "x"), {"b": 1, "a": 2})
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

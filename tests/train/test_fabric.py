@@ -34,7 +34,17 @@ def test_processes_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, k
         make_fabric(replace(CONFIG, **{key: 99_999}))
 
 
-def test_an_accelerator_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("accelerator", "sentence"),
+    [
+        ("cuda", "train.accelerator=cuda, but torch sees no GPU here"),
+        ("tpu", "train.accelerator=tpu with train.devices=1 cannot be used here: "),
+        ("quantum", "train.accelerator=quantum with train.devices=1 cannot be used here: "),
+    ],
+)
+def test_an_accelerator_that_is_not_here_is_named(
+    monkeypatch: pytest.MonkeyPatch, accelerator: str, sentence: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch sees no GPU here"):
-        make_fabric(replace(CONFIG, accelerator="cuda"))
+    with pytest.raises(ValueError, match=sentence):
+        make_fabric(replace(CONFIG, accelerator=accelerator))

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -60,11 +56,15 @@ def test_a_line_cut_short_by_a_kill_is_taken_out(tmp_path: Path, rest: str) -> N
     assert [line["step"] for line in entries(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
+def test_a_new_run_starts_with_nothing(tmp_path: Path) -> None:
     """A run that was killed before its first checkpoint left lines, and no state that they belong to."""
-    write(tmp_path, 0, range(1, 4))
-    write(tmp_path, 0, range(1, 3))
+    model = byov.bayesianize(nn.Linear(2, 2), byov.Gaussian())
+    for last in (4, 3):
+        with Journal(tmp_path, 0, 20, 4, True) as journal:
+            journal.record_layers(0, model)
+        write(tmp_path, 0, range(1, last))
     assert [line["step"] for line in entries(tmp_path)] == [1, 2]
+    assert entries(tmp_path, "layers.jsonl") == []
 
 
 def test_a_broken_line_costs_no_other(tmp_path: Path) -> None:
@@ -78,30 +78,21 @@ def test_a_broken_line_costs_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "layers.jsonl"])
-def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_no_log_is_left_alone_and_the_other_not_cut(tmp_path: Path, name: str) -> None:
+    write(tmp_path, 0, range(1, 5))
     (tmp_path / name).write_text("my notes\n")
+    before = (tmp_path / "log.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match=f"{name} is not the log of a run"):
-        write(tmp_path, 0, range(1, 3))
+        write(tmp_path, 2, range(3, 5))
     assert (tmp_path / name).read_text() == "my notes\n"
+    assert (tmp_path / "log.jsonl").read_bytes() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
 def test_a_pipe_in_the_place_of_a_log_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "layers.jsonl")
-    with (
-        pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"),
-        Journal(tmp_path, 0, 20, 4, True),
-    ):
-        pass
-
-
-def test_neither_log_is_cut_where_the_other_is_none(tmp_path: Path) -> None:
-    write(tmp_path, 0, range(1, 5))
-    before = (tmp_path / "log.jsonl").read_bytes()
-    (tmp_path / "layers.jsonl").write_text("my notes\n")
     with pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"):
-        write(tmp_path, 2, range(3, 5))
-    assert (tmp_path / "log.jsonl").read_bytes() == before
+        write(tmp_path, 0, range(1, 2))
 
 
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
@@ -187,33 +178,6 @@ def test_a_run_without_a_posterior_has_no_layers(tmp_path: Path) -> None:
     with Journal(tmp_path, 0, 20, 4, True) as journal:
         journal.record_layers(0, nn.Linear(2, 2))
     assert not (tmp_path / "layers.jsonl").exists()
-
-
-def test_a_run_that_starts_anew_starts_with_nothing(tmp_path: Path) -> None:
-    """Killed before its first checkpoint, it left the record of step 0, which would be there twice."""
-    model = byov.bayesianize(nn.Linear(2, 2), byov.Gaussian())
-    for _ in range(2):
-        with Journal(tmp_path, 0, 20, 4, True) as journal:
-            journal.record_layers(0, model)
-    assert [entry["step"] for entry in entries(tmp_path, "layers.jsonl")] == [0]
-
-
-@pytest.mark.slow
-def test_a_run_killed_without_warning_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "byov", "pretrain", "--run", str(tmp_path / "run")]
-    for setting in ("model.encoder=convnet32", "model.hidden=32", "model.outputs=16", "train.epochs=12"):
-        words += ["--set", setting]
-    words += ["--set", "train.batch=128", "--set", "train.accelerator=cpu", "--set", "train.save_minutes=0"]
-    options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    process = subprocess.Popen(words, **options)
-    layers = tmp_path / "run" / "layers.jsonl"
-    while process.poll() is None and (not layers.exists() or len(layers.read_text().splitlines()) < 12):
-        sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(layers.read_text().splitlines()) >= 12
-    subprocess.run([*words, "--resume"], check=True, **options)
-    assert [entry["step"] for entry in entries(tmp_path / "run", "layers.jsonl")] == list(range(0, 121, 4))
 
 
 # The bar

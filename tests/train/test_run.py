@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from saved_runs import differences, log, state
 from torch import Tensor, nn
 
-from byov.cli import main
 from byov.data.batches import epoch_order
 from byov.train import Stopped, checkpoint
 from byov.train.config import load_config, to_dict
@@ -26,6 +24,8 @@ from byov.train.supervised import Supervised, restore, start
 from byov.train.train_config import TrainConfig
 
 HERE = Path(__file__)
+TESTS = [str(HERE.parent), str(HERE.parents[1])]
+"""Where a process of its own finds this file and what it imports."""
 SETTINGS = [  # 4 steps in an epoch
     *(f"model.name=python:{HERE.stem}:network", "data.holdout=0.8", "train.epochs=2", "train.batch=64"),
     *("train.warmup=0", "train.log_every=1", "train.accelerator=cpu", "train.devices=1"),
@@ -59,8 +59,13 @@ def test_a_new_folder_is_free_also_to_resume_in(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_is_taken_up_with_its_own_recipe(tmp_path: Path) -> None:
-    assert claim(run_of(tmp_path, Recipe()), "train", Recipe(), resume=True) is True
+def test_a_run_is_resumed_with_its_own_recipe_but_for_what_does_not_change_the_result(tmp_path: Path) -> None:
+    free = {"minutes": 1.0, "save_minutes": 1.0, "log_every": 7, "workers": 3, "cuda_graphs": False}
+    assert {f"train.{name}" for name in free} | {"data.root", "data.download"} == FREE
+    recipe = Recipe()
+    other = replace(recipe, train=replace(recipe.train, **free), data=replace(recipe.data, root="elsewhere"))
+    for same in (recipe, other):
+        assert claim(run_of(tmp_path, recipe), "train", same, resume=True) is True
 
 
 def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path) -> None:
@@ -72,59 +77,31 @@ def test_a_setting_that_is_newer_than_the_run_was_at_its_default(tmp_path: Path)
         claim(tmp_path, "train", Recipe(train=TrainConfig(clip=1.0)), resume=True)
 
 
-def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    run = run_of(tmp_path, Recipe())
-    before = (run / "checkpoint.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="holds a run already: resume it with --resume, or choose another --run"):
-        claim(run, "train", Recipe(), resume=False)
-    assert (run / "checkpoint.safetensors").read_bytes() == before
-
-
-def test_another_kind_of_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not a run of byov pretrain, but of byov train\."):
-        claim(run_of(tmp_path, Recipe()), "pretrain", Recipe(), resume=True)
-    with pytest.raises(ValueError, match=r"is not a run of byov train, but of byov train on a table\."):
-        claim(run_of(tmp_path, Recipe(), "table"), "train", Recipe(), resume=True)
-
-
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for run in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FileExistsError, match="is a file, and a run needs a folder"):
-            claim(run, "train", Recipe(), resume=False)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("kind", "changed", "sentence"),
     [
-        (Recipe(train=TrainConfig(lr=0.5)), r"train.lr = 0.001, not 0.5"),
-        (Recipe(train=TrainConfig(warmup=11.0)), r"train.warmup = 10.0, not 11.0"),
-        (Recipe(data=Data(sizes=(8, 9))), r"data.sizes = \[8, 8\], not \[8, 9\]"),
+        ("train", Recipe(train=TrainConfig(lr=0.5)), r"The run was started with train.lr = 0.001, not 0.5"),
+        ("train", Recipe(train=TrainConfig(warmup=11.0)), r"The run was started with train.warmup = 10.0, not 11.0"),
+        ("train", Recipe(data=Data(sizes=(8, 9))), r"The run was started with data.sizes = \[8, 8\], not \[8, 9\]"),
+        ("pretrain", Recipe(), r"is not a run of byov train, but of byov pretrain\."),
+        ("table", Recipe(), r"is not a run of byov train, but of byov train on a table\."),
     ],
 )
-def test_another_recipe_is_refused(tmp_path: Path, changed: Recipe, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"The run was started with {sentence}"):
-        claim(run_of(tmp_path, Recipe()), "train", changed, resume=True)
+def test_another_recipe_or_kind_of_run_is_refused(tmp_path: Path, kind: str, changed: Recipe, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        claim(run_of(tmp_path, Recipe(), kind), "train", changed, resume=True)
 
 
-def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
-    free = {"minutes": 1.0, "save_minutes": 1.0, "log_every": 7, "workers": 3, "cuda_graphs": False}
-    assert {f"train.{name}" for name in free} | {"data.root", "data.download"} == FREE
-    recipe = Recipe()
-    other = replace(recipe, train=replace(recipe.train, **free), data=replace(recipe.data, root="elsewhere"))
-    assert claim(run_of(tmp_path, recipe), "train", other, resume=True) is True
-
-
-@pytest.mark.parametrize("state", [None, 3, {}, {"recipe": 3}, {"recipe": {"kind": ["train"]}}])
+@pytest.mark.parametrize("state", [None, 3, [1, 2], {}, {"recipe": 3}, {"recipe": {"kind": ["train"]}}])
 def test_a_checkpoint_that_is_none_is_told_in_a_sentence(tmp_path: Path, state: Any) -> None:
     file = tmp_path / "checkpoint.safetensors"
     if state is None:
         file.write_bytes(b"what is this, a letter to somebody?")
     else:
         checkpoint.save(file, state)
-    with pytest.raises(ValueError, match=f"{tmp_path}.* is not a (byov checkpoint|run of byov train)"):
-        claim(tmp_path, "train", Recipe(), resume=True)
+    for opened in (lambda: claim(tmp_path, "train", Recipe(), resume=True), lambda: restore(tmp_path)):
+        with pytest.raises(ValueError, match=f"{tmp_path}.* is not a (byov checkpoint|run of byov train)"):
+            opened()
 
 
 # Whole runs
@@ -161,62 +138,29 @@ def recipe(*changes: str) -> Supervised:
 
 def words(run: Path, *changes: str) -> list[str]:
     sets = [word for change in (*SETTINGS, "posterior.family=none", *changes) for word in ("--set", change)]
-    return ["train", "--run", str(run), *sets]
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["byov", *argv])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
-def weights(run: Path) -> dict[str, Tensor]:
-    return checkpoint.load(run / "checkpoint.safetensors")["module"]
-
-
-def equal(one: Path, other: Path) -> bool:
-    a, b = weights(one), weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return ["train", "--run", str(run), *sets, "--resume"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
-def test_one_command_line_starts_stops_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+@pytest.mark.parametrize(("when", "step"), [("BYOV_TEST_SIGNAL", 3), ("BYOV_TEST_EARLY", 0)])
+def test_one_command_line_starts_stops_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, when: str, step: int, number: signal.Signals
 ) -> None:
-    command = [*words(tmp_path / "run"), "--resume"]
-    monkeypatch.setenv("BYOV_TEST_SIGNAL", str(int(number)))
-    assert call(monkeypatch, *command) == 0
-    assert f"stopped by {number.name} (step 3 of 8; continue with --resume)" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    assert checkpoint.peek(tmp_path / "run" / "checkpoint.safetensors")["step"] == 3
-    monkeypatch.delenv("BYOV_TEST_SIGNAL")
-    assert call(monkeypatch, *command) == 0
-    error = capsys.readouterr().err
+    """The signal comes while the run trains, or while it is prepared."""
+    command = words(tmp_path / "run")
+    monkeypatch.setenv(when, str(int(number)))
+    status, _, error = call(*command)
+    assert status == 0
+    assert f"stopped by {number.name} (step {step} of 8; continue with --resume)" in " ".join(error.split())
+    assert checkpoint.peek(tmp_path / "run" / "checkpoint.safetensors")["step"] == step
+    monkeypatch.delenv(when)
+    status, _, error = call(*command)
+    assert status == 0
     assert "finished" in error
     assert "equal to the bit" not in error
     assert start(recipe(), tmp_path / "whole")
-    assert equal(tmp_path / "run", tmp_path / "whole")
-    log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert log == list(range(1, 9))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
-def test_a_signal_while_the_run_is_prepared_is_a_stop_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
-    command = [*words(tmp_path / "run"), "--resume"]
-    monkeypatch.setenv("BYOV_TEST_EARLY", str(int(number)))
-    assert call(monkeypatch, *command) == 0
-    error = " ".join(capsys.readouterr().err.split())
-    assert f"stopped by {number.name} (step 0 of 8; continue with --resume)" in error
-    monkeypatch.delenv("BYOV_TEST_EARLY")
-    assert call(monkeypatch, *command) == 0
-    assert start(recipe(), tmp_path / "whole")
-    assert equal(tmp_path / "run", tmp_path / "whole")
-    layers = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert layers == list(range(1, 9))
+    assert differences(state(tmp_path / "run"), state(tmp_path / "whole")) == []
+    assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 9))
 
 
 def test_a_stop_ends_what_trains_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +172,8 @@ def test_a_stop_ends_what_trains_several_runs(tmp_path: Path, monkeypatch: pytes
 def test_other_numbers_of_threads_and_versions_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not start(recipe("train.minutes=1e-9"), tmp_path)
     file = tmp_path / "checkpoint.safetensors"
-    state = checkpoint.load(file)
-    checkpoint.save(file, {**state, "threads": 7, "processes": 2, "torch": "2.0"})
+    saved = checkpoint.load(file)
+    checkpoint.save(file, {**saved, "threads": 7, "processes": 2, "torch": "2.0"})
     start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
     error = " ".join(capsys.readouterr().err.split())
     assert (
@@ -237,15 +181,13 @@ def test_other_numbers_of_threads_and_versions_are_told(tmp_path: Path, capsys: 
     )
     assert "threads 7, not 1, processes 2, not 1." in error
     for name in ("threads", "processes", "device"):  # as older checkpoints
-        del state[name]
-    checkpoint.save(file, state)
+        del saved[name]
+    checkpoint.save(file, saved)
     start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
     assert "equal to the bit" not in capsys.readouterr().err
 
 
-def test_two_processes_do_not_write_one_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_do_not_write_one_folder(tmp_path: Path, call: Any) -> None:
     run = tmp_path / "run"
     start(recipe("train.minutes=1e-9"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -256,14 +198,14 @@ def test_two_processes_do_not_write_one_folder(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"1\n"
-        assert call(monkeypatch, *words(run), "--resume") == 2
-        error = " ".join(capsys.readouterr().err.split())
-        assert error.endswith("run is being written by another process: wait for it, or end it.")
+        status, _, error = call(*words(run))
+        assert status == 2
+        assert error.endswith("run is being written by another process: wait for it, or end it.\n")
         assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     finally:
         holder.kill()
         holder.communicate()
-    assert call(monkeypatch, *words(run), "--resume") == 0  # a kill leaves no lock
+    assert call(*words(run))[0] == 0  # a kill leaves no lock
 
 
 def test_a_killed_save_leaves_nothing_for_long(tmp_path: Path) -> None:
@@ -276,7 +218,7 @@ def test_a_killed_save_leaves_nothing_for_long(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from byov.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 main()
@@ -290,8 +232,8 @@ def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_is_whole(tmp_path: P
     start(recipe("train.minutes=1e-9"), tmp_path / "run")
     file = tmp_path / "run" / "checkpoint.safetensors"
     before = file.read_bytes()
-    code = LIMITED.format(tests=str(HERE.parent), limit=limit)
-    command = [sys.executable, "-c", code, *words(tmp_path / "run", "train.save_minutes=0"), "--resume"]
+    code = LIMITED.format(tests=TESTS, limit=limit)
+    command = [sys.executable, "-c", code, *words(tmp_path / "run", "train.save_minutes=0")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -306,23 +248,16 @@ def test_doubles_are_trained_and_restored(tmp_path: Path) -> None:
     for family in ("none", "gaussian"):
         settings = recipe(f"posterior.family={family}", "train.precision=64-true", "augment=crop-flip")
         assert start(settings, tmp_path / family)
-        assert all(w.dtype == torch.float64 for w in weights(tmp_path / family).values() if w.is_floating_point())
+        weights = state(tmp_path / family)["module"].values()
+        assert all(weight.dtype == torch.float64 for weight in weights if weight.is_floating_point())
         restore(tmp_path / family)
-
-
-@pytest.mark.parametrize("accelerator", ["tpu", "mps", "quantum"])
-def test_an_accelerator_that_is_not_here_is_named(tmp_path: Path, accelerator: str) -> None:
-    if accelerator == "mps" and torch.backends.mps.is_available():
-        pytest.skip("it is here")
-    with pytest.raises(ValueError, match=f"train.accelerator={accelerator} with train.devices=1 cannot be used here: "):
-        start(recipe(f"train.accelerator={accelerator}"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_weights_of_another_network_are_told_with_the_file(tmp_path: Path) -> None:
     start(recipe("train.minutes=1e-9"), tmp_path)
     file = tmp_path / "checkpoint.safetensors"
-    state, other = checkpoint.load(file), dict(checkpoint.load(file)["module"])
+    saved = checkpoint.load(file)
+    other = saved["module"]
     name = next(name for name in other if name.endswith("line.weight"))
     cases: list[tuple[dict[str, Any], str]] = [
         ({**other, name: other[name][:, :3]}, "size mismatch"),
@@ -330,13 +265,12 @@ def test_the_weights_of_another_network_are_told_with_the_file(tmp_path: Path) -
         ({"else": other[name]}, "Missing key|Unexpected key"),
     ]
     for module, sentence in cases:
-        checkpoint.save(file, {**state, "module": module})
+        checkpoint.save(file, {**saved, "module": module})
         with pytest.raises(ValueError, match=f"{file} does not fit what its recipe describes: .*({sentence})"):
             start(recipe(), tmp_path, resume=True)
         with pytest.raises(ValueError, match=f"does not fit what its recipe describes: .*({sentence})"):
             restore(tmp_path)
-    wrong = json.loads(json.dumps({"state": {}, "param_groups": []}))
-    checkpoint.save(file, {**state, "optimizer": wrong})
+    checkpoint.save(file, {**saved, "optimizer": {"state": {}, "param_groups": []}})
     with pytest.raises(ValueError, match=f"{file} does not fit what its recipe describes"):
         start(recipe(), tmp_path, resume=True)
 
@@ -350,27 +284,9 @@ def launch(run: Path, *changes: str, processes: int = 1, **environment: str) -> 
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
         command += ["--", "byov"]
     command += words(run, *changes, *["train.devices=auto"] * (processes > 1))
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*TESTS, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
-    return subprocess.Popen([*command, "--resume"], stderr=subprocess.PIPE, text=True, env=environment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
-def test_a_real_signal_ends_a_real_run(tmp_path: Path, number: signal.Signals) -> None:
-    run, long = tmp_path / "run", "train.epochs=20000"
-    process = launch(run, long)
-    log, until = run / "log.jsonl", monotonic() + 1800
-    while not log.exists() or log.read_bytes().count(b"\n") < 5:
-        assert process.poll() is None
-        assert monotonic() < until
-        sleep(0.05)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=1800)
-    assert process.returncode == 0, error
-    assert f"stopped by {number.name}" in error
-    step = checkpoint.peek(run / "checkpoint.safetensors")["step"]
-    assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.slow

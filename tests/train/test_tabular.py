@@ -112,17 +112,6 @@ def test_a_precision_that_is_given_stays_and_is_at_the_targets_scale(wells: Path
     torch.testing.assert_close(own, (expected * module.y_std + module.y_mean).double(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_bit(wells: Path, tmp_path: Path) -> None:
-    words = ("posterior.family=emp", "posterior.on=norm+output", "train.epochs=6")
-    assert start(recipe(wells, *words), tmp_path / "whole")
-    assert not start(recipe(wells, *words, "train.minutes=1e-9"), tmp_path / "parts")
-    assert start(recipe(wells, *words), tmp_path / "parts", resume=True)
-    one, other = (checkpoint.load(tmp_path / run / "checkpoint.safetensors")["module"] for run in ("whole", "parts"))
-    assert one.keys() == other.keys()
-    assert "log_precision" in one
-    assert all(torch.equal(one[key], other[key]) for key in one if isinstance(one[key], torch.Tensor))
-
-
 def test_train_evaluate_and_predict_by_command(call: Any, wells: Path, tmp_path: Path) -> None:
     run, out, rows = tmp_path / "run", tmp_path / "r.json", tmp_path / "p.csv"
     words = ("data.target=flow", "posterior.family=emp", "posterior.on=norm+output", "train.epochs=100")
@@ -246,18 +235,6 @@ def test_bad_input_is_one_sentence(call: Any, wells: Path, tmp_path: Path, words
     assert sentence in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("cells", "sentence"),
-    [("0.1,0.2,red", "'red' in column 'flow' is not a number"), ("0.1,nan,3", "missing or infinite")],
-)
-def test_words_and_gaps_are_refused(call: Any, tmp_path: Path, cells: str, sentence: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("\n".join(["depth,slope,flow", *["0.5,0.5,1.0"] * 30, cells]))
-    status, _, err = call("train", "--run", tmp_path / "run", "--set", f"data.name=table:{path}")
-    assert status == 2
-    assert sentence in err
 
 
 def test_readings_that_a_table_does_not_have_are_refused(call: Any, wells: Path, fitted: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def command(
     from byov.evaluation.probing import probe_run
     from byov.files import check_out, write_json
     from byov.report import tables
-    from byov.ssl.temperature import EXAMPLES
+    from byov.ssl.classifiers import EXAMPLES
 
     if out is not None:
         check_out(out, force)

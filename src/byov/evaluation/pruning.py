@@ -21,7 +21,7 @@ from byov.runs.header import checkpoint_of
 from byov.ssl.classifiers import LinearProbe, linear_probe
 from byov.ssl.features import features
 from byov.ssl.probe import ProbeSettings
-from byov.train.fine_tuning import FineTune
+from byov.train.supervised import FineTune
 
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 BINS = 15

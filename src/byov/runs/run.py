@@ -23,10 +23,10 @@ from byov.runs.header import Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed
 from byov.runs.reading import Reading
 from byov.ssl import pretrain
+from byov.ssl.classifiers import EXAMPLES
 from byov.ssl.features import Encoder
 from byov.ssl.learner import Learner
 from byov.ssl.probe import Probe, ProbeSettings
-from byov.ssl.temperature import EXAMPLES
 from byov.train import supervised
 
 

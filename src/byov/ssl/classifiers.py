@@ -16,6 +16,11 @@ L2 = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """The strengths tried by default, from strong to weak: each fit starts where the last one ended."""
 TOLERANCE = 1e-6
 """The largest slope of the objective at which a fit ends."""
+FOLDS = 5
+"""How many parts the examples are cut into to fit a temperature. Each is read by a head that was fitted on the others:
+with two, that head would have seen half of the examples, and be more overconfident than the one that is used."""
+EXAMPLES = 10_000
+"""How many training examples the commands fit a temperature on, where there are as many."""
 CHUNK_ELEMENTS = 1 << 28
 """The largest number of similarities held at once: 1 GiB in float32."""
 
@@ -177,6 +182,20 @@ def held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) ->
         raise ValueError(f"A share of {holdout} of {units} {what} leaves nothing to fit or to choose on.")
     order = torch.randperm(units, generator=Generator().manual_seed(seed))
     return torch.isin(unit, order[:held])
+
+
+def folds(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Assign each example to a fold 0 … K−1 at random, each class alike in all; K is smaller where a class is."""
+    from sklearn.model_selection import StratifiedKFold  # takes half a second to import
+
+    classes = labels.cpu().numpy()
+    found = torch.zeros(len(labels), dtype=torch.int64)
+    count = min(count, int(labels.unique(return_counts=True)[1].min()))
+    if count > 1:
+        parts = StratifiedKFold(count, shuffle=True, random_state=seed % (1 << 32)).split(classes, classes)
+        for fold, (_, held) in enumerate(parts):
+            found[torch.from_numpy(held)] = fold
+    return found
 
 
 def _choose(

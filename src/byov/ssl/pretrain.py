@@ -2,50 +2,135 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov import models
 from byov.data import Batch, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.datasets import check_memory
-from byov.posterior import bayesianize
-from byov.posterior.select import select
-from byov.ssl.byol import BYOL
-from byov.ssl.byov import BYOV, coverage, prior_by_name
+from byov.posterior import ECMP, EMP, Family, bayesianize
+from byov.ssl.byov import Coverage, PriorName, coverage, prior_by_name
 from byov.ssl.heads import Student, sees_batch
 from byov.ssl.learner import Learner
 from byov.ssl.objective import Objective
-from byov.ssl.recipe import EncoderConfig, PosteriorConfig, Pretrain, SSLConfig
-from byov.ssl.registry import objective
+from byov.ssl.registry import OBJECTIVES, objective
+from byov.ssl.views import Views
 from byov.train import checkpoint
 from byov.train.batchnorm import synchronise
-from byov.train.config import from_dict
+from byov.train.config import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    Width,
+    check,
+    from_dict,
+)
 from byov.train.loop import Place
+from byov.train.posterior_config import ObjectiveConfig
 from byov.train.run import execute, reopen
 from byov.train.schedules import scale_decay
+from byov.train.train_config import Auto, TrainConfig
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The encoder and the size of its heads; a recipe's [model]."""
+
+    encoder: str = "vit-nano/4"
+    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
+    pretrained: bool = False
+    hidden: Width | Auto = "auto"
+    outputs: Width | Auto = "auto"
+    """ "auto": the widths of the objective's paper."""
+
+    def __post_init__(self) -> None:
+        check(self, "model")
+
+
+@dataclass(frozen=True)
+class PosteriorConfig(ObjectiveConfig):
+    """The posterior and its prior; a recipe's [posterior]. family = "none" is the published method."""
+
+    family: Literal["none", "gaussian", "emp", "ecmp"] = "gaussian"
+    k: Annotated[int, Range(1, 10_000)] = 5
+    """How many components `emp` and `ecmp` have."""
+    spread: NonNegative = 0.0
+    """How far apart they start, as a share of each layer's scale."""
+    coverage: Coverage = "all"
+    prior: PriorName = "normal"
+    beta_end: NonNegative = 0.1
+
+    @property
+    def gaussian(self) -> bool:
+        return self.family == "gaussian"
+
+    @property
+    def start(self) -> Family:
+        """Return the posterior that a weight starts with."""
+        if self.family in ("emp", "ecmp"):
+            return {"emp": EMP, "ecmp": ECMP}[self.family](self.k, spread=self.spread)
+        return self.gaussian_family()
+
+
+@dataclass(frozen=True)
+class SSLConfig:
+    """The objective and its teacher; a recipe's [ssl]."""
+
+    objective: str = "byol"
+    """A name of `byov.ssl.registry`, or `python:module:Class` for your own."""
+    temperature: Positive | None = None
+    weights: tuple[NonNegative, ...] | None = None
+    """Of the loss; None: as in the objective's paper."""
+    tau_base: Fraction | Auto = "auto"
+    """ "auto": as in the objective's paper."""
+    tau_end: Fraction = 1.0
+    """Where τ's cosine ends; at `tau_base`, τ is constant."""
+    tau_batch: Count | None = None
+    """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
+
+    def __post_init__(self) -> None:
+        check(self, "ssl")
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """A whole recipe; what it leaves open to the objective is filled in at once, so that a checkpoint says it."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
+    ssl: SSLConfig = field(default_factory=SSLConfig)
+    views: Views = field(default_factory=Views)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        kind, model, ssl = objective(self.ssl.objective), self.model, self.ssl
+        model = replace(
+            model,
+            hidden=kind.hidden if model.hidden == "auto" else model.hidden,
+            outputs=kind.outputs if model.outputs == "auto" else model.outputs,
+        )
+        object.__setattr__(self, "model", model)
+        tau_base = kind.tau_base if ssl.tau_base == "auto" else ssl.tau_base
+        object.__setattr__(self, "ssl", replace(ssl, tau_base=tau_base))
+        kind(1, ssl.temperature, ssl.weights)  # raises where it takes none
+        if self.train.accumulate > 1 and not kind.additive:
+            others = " and ".join(name for name, other in OBJECTIVES.items() if other.additive)
+            raise ValueError(
+                f"The loss of {kind.title} compares the images of a batch, and its parts do not add up to it:"
+                f" train.accumulate = {self.train.accumulate} is for {others}."
+            )
+
 
 GaussianConfig = PosteriorConfig
 """Its name while there was nothing else."""
-
-__all__ = [
-    "DataConfig",
-    "EncoderConfig",
-    "GaussianConfig",
-    "PosteriorConfig",
-    "Pretrain",
-    "PretrainTask",
-    "SSLConfig",
-    "build",
-    "noise_cost",
-    "restore",
-    "start",
-]
 
 
 class PretrainTask:
@@ -70,6 +155,13 @@ class PretrainTask:
     def after(self, step: int, total: int) -> None:
         self.module.update_teacher(step, total)
 
+    def about(self) -> dict[str, Any]:
+        return {name: getattr(self.module, name) for name in ("kl_scale", "tau_base", "tau_end")}
+
+    def note(self) -> str:
+        posterior = self.recipe.posterior
+        return noise_cost(self.module, posterior.beta_end) if posterior.gaussian else ""
+
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
     """Build the module that a recipe describes, for images like `data`."""
@@ -83,17 +175,14 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
     factor = recipe.train.batch_size / recipe.ssl.tau_batch if recipe.ssl.tau_batch else 1.0
     assert recipe.ssl.tau_base != "auto"
     tau_base, tau_end = (scale_decay(decay, factor) for decay in (recipe.ssl.tau_base, recipe.ssl.tau_end))
-    posterior, plain = recipe.posterior, recipe.ssl.objective == "byol"  # which has classes of its own
+    posterior = recipe.posterior
     asked = kind(int(recipe.model.outputs), recipe.ssl.temperature, recipe.ssl.weights)
     if posterior.family == "none":
-        return BYOL(student, views, tau_base, tau_end) if plain else Learner(student, views, asked, tau_base, tau_end)
+        return Learner(student, views, asked, tau_base, tau_end)
     rules = coverage(posterior.coverage, posterior.start)
-    covered = sum(layout.numel for _, layout in select(student, rules))
-    number = posterior.number(len(data), covered)
     prior = prior_by_name(posterior.prior, posterior.prior_std)
-    if plain:
-        return BYOV(student, views, rules, prior, number, tau_base, posterior.shared_draw, tau_end)
     q = bayesianize(student, rules, prior=prior, shared_draw=posterior.shared_draw)
+    number = posterior.number(len(data), sum(factor.layout.numel for factor in q.factors))
     return Learner(q, views, asked, tau_base, tau_end, number)
 
 
@@ -124,17 +213,7 @@ def noise_cost(module: Learner, beta: float) -> str:
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
-
-    def make(recipe: Pretrain, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[PretrainTask, dict[str, Any]]:
-        task = PretrainTask(recipe, data, fabric.world_size, fabric.device)
-        module = task.module
-        about = {"kl_scale": module.kl_scale, "tau_base": module.tau_base, "tau_end": module.tau_end}
-        return task, about
-
-    def note(task: PretrainTask) -> str:
-        return noise_cost(task.module, recipe.posterior.beta_end) if recipe.posterior.gaussian else ""
-
-    return execute("pretrain", recipe, run, resume, make, note)
+    return execute("pretrain", recipe, run, resume, PretrainTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Learner, Pretrain]:

@@ -19,9 +19,8 @@ from byov.metrics.functional import accuracy, brier_decomposition, brier_score, 
 from byov.posterior.random import stream
 from byov.posthoc.temperature import Temperature, fit_temperature
 from byov.prediction.result import Moments, Prediction
-from byov.ssl.classifiers import KNN, L2, LinearProbe, linear_probe
+from byov.ssl.classifiers import FOLDS, KNN, L2, LinearProbe, folds, linear_probe
 from byov.ssl.features import Encoder, ImageOptions, feature_draws, features, grouped_draws
-from byov.ssl.temperature import FOLDS, folds
 
 Labelled = tuple[Tensor, Tensor]
 """Images and their labels."""

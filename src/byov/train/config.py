@@ -20,9 +20,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from byov.files import naming
-from byov.train.recipe_files import located
 
 T = TypeVar("T")
+
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
+"""In the package, where it was installed from a wheel; or in the repository."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ LogVariance = Annotated[float, Range(-100_000, 80)]
 Sigma = Annotated[float, Range(0, 10**18)]
 """Beyond either a variance is no float32."""
 
-_UNSAID: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
+_DEFAULT_RANGES: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
@@ -140,6 +143,28 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 # Files
+
+
+def located(path: str | PathLike[str]) -> Path:
+    """Return the file at this path, or else byov's own recipe of this name: digits_train, or recipes/digits_train.toml.
+
+    A file that is there comes first.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.parent in (Path(), Path("recipes")) and path.suffix in ("", ".toml"):
+        for folder in FOLDERS:
+            if (found := folder / f"{path.stem if path.suffix else path.name}.toml").is_file():
+                return found
+    near = get_close_matches(path.stem, names(), n=1)
+    hint = f" The nearest of byov's own is {near[0]}." if near else ""
+    raise FileNotFoundError(f"There is no recipe at {path}.{hint}")
+
+
+def names() -> list[str]:
+    """Return the names of byov's own recipes."""
+    return sorted({file.stem for folder in FOLDERS for file in folder.glob("*.toml")})
 
 
 def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -286,7 +311,7 @@ def _scalar(kind: Any, value: Any, toml: bool) -> list[Any]:
         return [None] if value is None or (toml and isinstance(value, str) and value.lower() == "none") else []
     if kind is bool and isinstance(value, _Text):
         return [value.lower() == "true"] if value.lower() in ("true", "false") else []
-    kind, allowed = get_args(kind) if get_origin(kind) is Annotated else (kind, _UNSAID.get(kind))
+    kind, allowed = get_args(kind) if get_origin(kind) is Annotated else (kind, _DEFAULT_RANGES.get(kind))
     if not isinstance(value, _Text) and type(value) is not kind and not (kind is float and type(value) is int):
         return []
     try:

@@ -1,10 +1,13 @@
-"""Devices and processes, by Lightning Fabric."""
+"""Devices and processes, by Lightning Fabric: what they agree on, and the signals that ask for a planned stop."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,14 +21,9 @@ from byov.data.printable import reason
 from byov.train.train_config import TrainConfig
 
 
-def sees_gpu(config: TrainConfig) -> bool:
-    """Tell whether a run of this configuration will be on a CUDA GPU; no process is started to find out."""
-    return config.accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
-
-
 def make_fabric(config: TrainConfig) -> Fabric:
     """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
-    config = config.on(sees_gpu(config))
+    config = config.on(config.sees_gpu)
     launched = "LOCAL_RANK" in os.environ
     processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
     devices: Any = processes or config.devices
@@ -71,7 +69,7 @@ def _check_counts(config: TrainConfig) -> None:
 
 
 @contextmanager
-def agreed(fabric: Fabric) -> Iterator[None]:
+def raise_on_all(fabric: Fabric) -> Iterator[None]:
     """Raise on every process what was wrong on one of them: no other waits for it, and the first can say it."""
     if fabric.world_size == 1:
         yield
@@ -90,23 +88,24 @@ def agreed(fabric: Fabric) -> Iterator[None]:
 
 
 @contextmanager
-def aloud(fabric: Fabric) -> Iterator[None]:
+def print_errors(fabric: Fabric) -> Iterator[None]:
     """Print what went wrong on a process other than the first, which would only learn that it has ended."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
         if not fabric.is_global_zero:
-            say(f"byov, process {fabric.global_rank}: {error}")
+            print_lines(f"byov, process {fabric.global_rank}: {error}")
         raise
 
 
-def say(line: str) -> None:
-    """Print a line on stderr, word for word: a path may hold what looks like rich's markup."""
-    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+def print_lines(*lines: str) -> None:
+    """Print on stderr the lines that say anything, word for word: a path may hold what looks like rich's markup."""
+    for line in filter(None, lines):
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def together(fabric: Fabric) -> Iterator[None]:
+def explain_lost_process(fabric: Fabric) -> Iterator[None]:
     """Tell in a sentence that another process has ended, which a backend tells by an error of its own."""
     try:
         yield
@@ -118,3 +117,38 @@ def together(fabric: Fabric) -> Iterator[None]:
             "Another process of this run has ended, so this one ends too; the last checkpoint is kept, and --resume"
             " continues from it."
         ) from error
+
+
+STOPS = ("SIGTERM", "SIGINT", "SIGUSR1")
+"""What a scheduler, or Ctrl-C, asks for a stop with; Slurm's warning is what `--signal` says."""
+
+
+class Signals:
+    """Note these signals instead of dying of them, in the main thread only; `caught` is the first one's number, or 0.
+
+    A SIGINT after another signal ends the program at once.
+    """
+
+    def __init__(self) -> None:
+        self.caught = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        self._process = os.getpid()
+        if threading.current_thread() is threading.main_thread():  # Python allows no other to set a handler
+            for number in (getattr(signal, name) for name in STOPS if hasattr(signal, name)):  # Windows lacks one
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a loader's worker, forked meanwhile: its parent decides, and may end it
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
+        if self.caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.caught = self.caught or number

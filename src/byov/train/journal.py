@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from rich.console import Console
@@ -25,6 +24,8 @@ LAYER_RECORDS = 100
 """How many records of its layers a run has. One costs a few passes over the weights: see benchmarks/layers.py."""
 LEAST_INTERVAL = 4
 """Steps between two records, at least: after every step of a tiny network they would take more than 1 % of the time."""
+_START = b'{"step"'
+"""How every log begins."""
 
 
 def layer_interval(total: int) -> int:
@@ -40,10 +41,6 @@ def layers_due(step: int, total: int) -> bool:
     return step % layer_interval(total) == 0 or step == total
 
 
-_START = b'{"step"'
-"""How every log begins."""
-
-
 class Journal:
     """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
 
@@ -57,6 +54,7 @@ class Journal:
         self.steps_per_epoch, self.active, self.compiled = steps_per_epoch, active, compiled
         self.alarmed: set[str] = set()
         self.layer_file: BinaryIO | None = None
+        self.open = ExitStack()
 
     def __enter__(self) -> Journal:
         if not self.active:
@@ -67,17 +65,29 @@ class Journal:
             _check(path)
         for path in logs:
             _cut(path, self.step)
-        self.file = (self.run / "log.jsonl").open("ab", buffering=0)
-        self._hook, threading.excepthook = threading.excepthook, self._of_board
-        try:
+        with ExitStack() as stack:
+            stack.callback(setattr, threading, "excepthook", threading.excepthook)
+            self.hook, threading.excepthook = threading.excepthook, self._of_board
+            self.file = stack.enter_context((self.run / "log.jsonl").open("ab", buffering=0))
             with naming(self.run / "tensorboard"):
                 self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
-        except OSError:
-            self.file.close()
-            threading.excepthook = self._hook
-            raise
-        self.console = Console(stderr=True)
-        self.bar = Progress(
+            stack.callback(self._close_board)
+            self.console = Console(stderr=True)
+            self.bar = stack.enter_context(self._bar())
+            what = "compiling, for the first step …" if self.compiled else "the first step …"
+            self.row = self.bar.add_task(what, total=self.total, completed=self.step, values="")
+            self.open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
+
+    def _close_board(self) -> None:
+        with suppress(OSError):  # a full disk: the log, which holds the same, would have said so
+            self.board.close()
+
+    def _bar(self) -> Progress:
+        return Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -89,26 +99,6 @@ class Journal:
             disable=not self.console.is_terminal,
             transient=True,
         )
-        self.bar.start()
-        self.row = self.bar.add_task(
-            "compiling, for the first step …" if self.compiled else "the first step …",
-            total=self.total,
-            completed=self.step,
-            values="",
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.active:
-            self.bar.stop()
-            self.file.close()
-            if self.layer_file is not None:
-                self.layer_file.close()
-            with suppress(OSError):  # a full disk: the log, which holds the same, would have said so
-                self.board.close()
-            threading.excepthook = self._hook
 
     def advance(self, step: int) -> None:
         if self.active:
@@ -118,20 +108,14 @@ class Journal:
         """Write one report; `speed` is in images per second."""
         if not self.active:
             return
-        line = {
-            **self._at(step),
-            "seconds": round(seconds, 3),
-            "images_per_s": round(speed, 1),
-            **values,
-        }
+        line = {**self._at(step), "seconds": round(seconds, 3), "images_per_s": round(speed, 1), **values}
         _append(self.file, line)
         with naming(self.run / "tensorboard"):
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
         # The sum of SSL loss and KL may rise over a healthy run.
         names = [name for name in _SHOWN if name in values and not (name == "loss" and "ssl" in values)]
-        shown = " ".join(f"{name} {values[name]:.4g}" for name in names)
-        shown += f" · {speed:,.0f} images/s"
+        shown = " ".join(f"{name} {values[name]:.4g}" for name in names) + f" · {speed:,.0f} images/s"
         self.bar.update(self.row, completed=step, description=self._epoch(step), values=shown)
 
     def _epoch(self, step: int) -> str:
@@ -146,7 +130,7 @@ class Journal:
         if not (self.active and isinstance(model, BayesianModule) and layers_due(step, self.total)):
             return
         if self.layer_file is None:  # a network without a posterior has no such file
-            self.layer_file = (self.run / "layers.jsonl").open("ab", buffering=0)
+            self.layer_file = self.open.enter_context((self.run / "layers.jsonl").open("ab", buffering=0))
         layers = {name: [_short(v) for v in row] for name, row in layer_statistics(model).items()}
         _append(self.layer_file, {**self._at(step), "layers": layers})
 
@@ -160,7 +144,7 @@ class Journal:
     def _of_board(self, caught: threading.ExceptHookArgs) -> None:
         """Pass over what TensorBoard's own thread could not write: it is told when the next value is added."""
         if not isinstance(caught.exc_value, OSError):
-            self._hook(caught)
+            self.hook(caught)
 
     def _at(self, step: int) -> dict[str, Any]:
         return {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}

@@ -22,10 +22,10 @@ from byov.data import Batch, Batches
 from byov.posterior import BayesianModule, log_var_rate
 from byov.posterior.random import stream
 from byov.train import Diverged, checkpoint
+from byov.train.fabric import Signals
 from byov.train.journal import Journal
 from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
-from byov.train.signals import Signals
 from byov.train.train_config import TrainConfig
 
 WIDE = 0.3
@@ -56,6 +56,18 @@ class Task(Protocol):
 
     def after(self, step: int, total: int) -> None:
         """Do what follows the optimizer's step number `step` (from 1)."""
+        ...
+
+
+class RecipeTask(Task, Protocol):
+    """A task made from a recipe, of which a run's folder says something."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what the checkpoint says beyond the recipe and the data."""
+        ...
+
+    def note(self) -> str:
+        """Return what is printed before the training, or ""."""
         ...
 
 

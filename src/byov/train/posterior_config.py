@@ -47,8 +47,12 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """β over training and N; the part of a recipe's [posterior] that all kinds of training share."""
+    """How wide a Gaussian starts, β over training and N: what every kind of training has in a recipe's [posterior]."""
 
+    relative: Share = 0.05
+    """σ of a Gaussian at the start, as a share of each layer's own scale (the root mean square of its weights)."""
+    log_var: LogVariance | None = None
+    """Or ρ = log σ² at the start, the same for every weight; the paper's is −10."""
     prior_std: Positive = 1.0
     beta_start: NonNegative = 0.0
     beta_end: NonNegative = 1.0
@@ -66,6 +70,10 @@ class ObjectiveConfig:
     def gaussian(self) -> bool:
         """Say if anything has a Gaussian posterior."""
         return False
+
+    def gaussian_family(self) -> Gaussian:
+        """Return the Gaussian that a weight starts with."""
+        return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
 
     def number(self, dataset: int, weights: int) -> float:
         """Return N for a data set of that size and so many weights with a posterior."""
@@ -136,10 +144,6 @@ class FamilyConfig(ObjectiveConfig):
     """Where; "before-norm" is dropout's place in the patching paper, before every BatchNorm."""
     output_family: Name | None = None
     """Another family for the output layer, beside `family` on the rest of `on`."""
-    relative: Share = 0.05
-    """σ of a Gaussian at the start, as a share of each layer's own scale (the root mean square of its weights)."""
-    log_var: LogVariance | None = None
-    """Or ρ = log σ² at the start, the same for every weight."""
     p: float = 0.005
     k: Annotated[int, Range(0, 10_000)] = 5
     sigma: Sigma = 0.0
@@ -244,7 +248,7 @@ class FamilyConfig(ObjectiveConfig):
         start = start if self.start == "auto" else self.start
         match name:
             case "gaussian":
-                return Gaussian(relative=self.relative) if self.log_var is None else Gaussian(self.log_var)
+                return self.gaussian_family()
             case "dropout":
                 return Dropout(self.p, self.sigma)
             case "dropconnect":

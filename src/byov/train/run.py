@@ -1,28 +1,27 @@
-"""A run's folder: made once, never overwritten, resumed only with the recipe it was started with."""
+"""A run's folder: made once, written by one process, never overwritten, resumed only with its own recipe."""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 
 from byov.data import FolderSet, ImageSet
 from byov.data.config import Like
-from byov.train import Stopped, adapt, checkpoint
+from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
-from byov.train.fabric import agreed, aloud, make_fabric, say, together
-from byov.train.lock import locked
-from byov.train.loop import Loop, Task
+from byov.train.fabric import Signals, explain_lost_process, make_fabric, print_errors, print_lines, raise_on_all
+from byov.train.loop import Loop, RecipeTask
 from byov.train.readme import write_readme
-from byov.train.signals import Signals
-from byov.train.train_config import ON_CPU, ON_GPU
+from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, fit_to_data, fit_to_machine
 
 FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
@@ -31,6 +30,10 @@ FREE = {
 """What may differ when a run is resumed: it changes nothing of the result."""
 
 _COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system says that has no locks."""
 
 
 def claim(run: Path, kind: str, recipe: Any, resume: bool) -> bool:
@@ -68,7 +71,7 @@ def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE
     it, and a GPU's compiled bf16 is on a CPU what `TrainConfig.on` makes of it.
     """
     before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
-    free = {*free, *(key for key, left_open in adapt.OPEN.items() if now.get(key, ...) == left_open)}
+    free = {*free, *(key for key, left_open in OPEN.items() if now.get(key, ...) == left_open)}
     machine = ("train.compile", "train.precision")
     if {tuple(of.get(key) for key in machine) for of in (before, now)} == {ON_GPU, ON_CPU}:
         free |= {*machine}
@@ -76,57 +79,81 @@ def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE
     return next((f"{key} = {before.get(key)!r}, not {now[key]!r}" for key in changed), "")
 
 
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which is made if need be; raise BlockingIOError where another process has it.
+
+    The kernel frees it when this process ends, however that comes about. It is POSIX's lock (`lockf`), not BSD's
+    (`flock`): that one would live on in the workers of a loader, which may survive a kill of their parent by seconds.
+    Without effect on Windows, and on a file system that has no locks.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(f"{run} is being written by another process: wait for it, or end it.") from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
+
+
 def execute(
     kind: str,
     recipe: Any,
     run: Path,
     resume: bool,
-    make: Callable[[Any, ImageSet | FolderSet, Fabric], tuple[Task, dict[str, Any]]],
-    note: Callable[[Any], str] = lambda task: "",
+    task_of: Callable[[Any, Any, int, torch.device], RecipeTask],
 ) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
 
-    `make` gives the task for the recipe and the data, and what the checkpoint should say beyond them. The recipe is
-    fitted to the machine and the data (`train.adapt`) first. The `note` on the task is printed when nothing was found
-    to be wrong and training begins. With `resume` a run continues, or starts if there is none.
+    `task_of` makes the task of the recipe, its data, the number of processes and the device. The recipe is fitted to
+    the machine and the data first. The task's note is printed when nothing was found to be wrong and training begins.
+    With `resume` a run continues, or starts if there is none.
 
     Raises:
         Stopped: where a signal asked for the end, after the step, and with a checkpoint.
     """
     if claim(run, kind, recipe, resume):  # before anything that takes long
-        recipe = adapt.as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
-    train, on_machine = adapt.to_machine(recipe.train)
+        recipe = as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
+    train, on_machine = fit_to_machine(recipe.train)
     recipe = replace(recipe, train=train)
     alone = not (dist.is_available() and dist.is_initialized())
     with Signals() as signals, ExitStack() as stack:
         fabric = make_fabric(recipe.train)
-        stack.enter_context(together(fabric))
-        with agreed(fabric):
+        stack.enter_context(explain_lost_process(fabric))
+        with raise_on_all(fabric):
             torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
             parts = fabric.world_size * train.accumulate
-            recipe, data, on_data = adapt.to_data(recipe, recipe.data.load(), parts)
-            task, more = make(recipe, data, fabric)
-        loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **more})
-        with agreed(fabric):
+            recipe, data, on_data = fit_to_data(recipe, recipe.data.load(), parts)
+            task = task_of(recipe, data, fabric.world_size, fabric.device)
+        loop = Loop(fabric, task, recipe.train, run, {**description(kind, recipe, data), **task.about()})
+        with raise_on_all(fabric):
             if fabric.is_global_zero:
                 stack.enter_context(locked(run))
                 checkpoint.clear(loop.path)
-        with agreed(fabric):
+        with raise_on_all(fabric):
             # Again, since it may have been another's until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
-            _say(warning and f"warning: {warning}", on_machine, on_data, note(task))
-        with aloud(fabric):
+            print_lines(warning and f"warning: {warning}", on_machine, on_data, task.note())
+        with print_errors(fabric):
             finished = loop.fit(signals)
         left_out = loop.batches.left_out()
         if fabric.is_global_zero:
-            _say(left_out)
+            print_lines(left_out)
         if loop.signal:
             raise Stopped(summary(loop, finished))
         if fabric.is_global_zero:
             if finished:
                 write_readme(run, kind, recipe, summary(loop, finished).removeprefix(f"{run}: ").capitalize())
-            _say(summary(loop, finished))
+            print_lines(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
             # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
             dist.barrier()
@@ -142,12 +169,6 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
         "data": {"digest": data.digest, "images": len(data), "mean": list(data.mean), "std": list(data.std)},
         "shape": [data.channels, data.image_size],
     }
-
-
-def _say(*lines: str) -> None:
-    """Print the lines that say anything."""
-    for line in filter(None, lines):
-        say(line)
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:

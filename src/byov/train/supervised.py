@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
-from byov.data import Batch, CropFlip, FolderSet, ImageSet
+from byov.data import Batch, Batches, CropFlip, FolderSet, ImageSet
 from byov.data.config import DataConfig, Like
 from byov.data.transforms import ResizedCrop
 from byov.models import create
@@ -20,7 +19,7 @@ from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_a
 from byov.posterior.factor import Factor
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
-from byov.train.config import from_dict
+from byov.train.config import Rate, from_dict
 from byov.train.loop import Place
 from byov.train.posterior_config import FamilyConfig, is_shared
 from byov.train.run import execute, reopen
@@ -126,55 +125,16 @@ class Classifier(Penalised):
         return Step(cross_entropy + weight * penalty, cross_entropy.detach(), penalty.detach(), correct)
 
 
-M = TypeVar("M", bound=Penalised)
+class PenalisedTask:
+    """What the loop asks of a task whose network is penalised; how fast patches learn, and what all draws share."""
 
+    module: Penalised
 
-class PenalisedTask(Generic[M]):
-    """What the loop asks of a task whose network is penalised."""
-
-    def __init__(self, module: M, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
-        check_batch(module.net, name, train, world)
-        self._module, self.posterior = module, posterior
-        self.patches = Patches(module.net, posterior)
-
-    @property
-    def module(self) -> M:
-        return self._module
-
-    def weight(self, place: Place) -> Tensor:
-        """Return what the penalty is multiplied by at a step: β of the KL, 1 of the L2 penalty."""
-        return self.posterior.beta(place) if self.posterior.penalty == "kl" else torch.ones((), device=place.device)
-
-    def before(self, step: int) -> None:
-        self.patches.before(step)
-
-    def after(self, step: int, total: int) -> None:
-        """Do nothing after a step."""
-
-
-class SupervisedTask(PenalisedTask[Classifier]):
-    """A classifier on a labelled set of images, as the loop wants it."""
-
-    def __init__(self, recipe: Supervised, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
-        if data.labels is None:
-            raise ValueError(f"{data.name} has no labels: pretrain on it instead, with byov pretrain.")
-        module = build(recipe, data, len(data.class_names), world, device)
-        super().__init__(module, recipe.model.name, recipe.posterior, recipe.train, world)
-        self.data = data.to(device) if isinstance(data, ImageSet) else data
-
-    def trainable(self) -> nn.Module:
-        return self.module.net
-
-    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
-        drawn = self.module.augment.draw(len(batch.images) * place.world, generator, place.device)
-        return batch.images, batch.labels, drawn[place.rank :: place.world], self.weight(place)
-
-
-class Patches:
-    """What has a posterior, and what all its draws share: how fast either learns, and when."""
-
-    def __init__(self, net: nn.Module, posterior: FamilyConfig) -> None:
-        self.net, self.posterior = net, posterior
+    def __init__(self, module: Penalised, name: str, posterior: FamilyConfig, train: TrainConfig, world: int) -> None:
+        net, share = module.net, train.batch_size // (world * train.accumulate)
+        if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+            raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
+        self.module, self.posterior = module, posterior
         factors = net.factors if isinstance(net, BayesianModule) else []
         self.patched = [p for factor in factors if not is_shared(factor) for p in factor.parameters()]
         self.shared = list(net.net.parameters()) if isinstance(net, BayesianModule) else []
@@ -183,6 +143,10 @@ class Patches:
             raise ValueError(
                 "posterior.alternate has nothing to alternate with: the posterior covers the whole network."
             )
+
+    def weight(self, place: Place) -> Tensor:
+        """Return what the penalty is multiplied by at a step: β of the KL, 1 of the L2 penalty."""
+        return self.posterior.beta(place) if self.posterior.penalty == "kl" else torch.ones((), device=place.device)
 
     def before(self, step: int) -> None:
         """Multiply the patches' gradients by `gain` and `apart`; in coordinate descent only one half has any.
@@ -197,14 +161,37 @@ class Patches:
         if gradients and posterior.gain != 1:
             torch._foreach_mul_(gradients, posterior.gain)
         if posterior.apart is not None and posterior.components:
-            hold_apart(self.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
+            hold_apart(self.module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
+
+    def after(self, step: int, total: int) -> None:
+        """Do nothing after a step."""
+
+    def note(self) -> str:
+        return self.posterior.note()
 
 
-def check_batch(net: nn.Module, name: str, train: TrainConfig, world: int) -> None:
-    """Refuse a last batch of one example, of which BatchNorm has no statistics."""
-    share = train.batch_size // (world * train.accumulate)
-    if share == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
-        raise ValueError(f"{name} has BatchNorm, which needs batches of at least 2 images, not of 1.")
+class SupervisedTask(PenalisedTask):
+    """A classifier on a labelled set of images, as the loop wants it."""
+
+    module: Classifier
+
+    def __init__(self, recipe: Supervised, data: ImageSet | FolderSet, world: int, device: torch.device) -> None:
+        if data.labels is None:
+            raise ValueError(f"{data.name} has no labels: pretrain on it instead, with byov pretrain.")
+        module = build(recipe, data, len(data.class_names), world, device)
+        super().__init__(module, recipe.model.name, recipe.posterior, recipe.train, world)
+        self.data = data.to(device) if isinstance(data, ImageSet) else data
+        self.shape = [data.channels, recipe.crop.size or data.image_size]
+
+    def trainable(self) -> nn.Module:
+        return self.module.net
+
+    def about(self) -> dict[str, Any]:
+        return {"kl_scale": self.module.kl_scale, "class_names": list(self.data.class_names), "shape": self.shape}
+
+    def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
+        drawn = self.module.augment.draw(len(batch.images) * place.world, generator, place.device)
+        return batch.images, batch.labels, drawn[place.rank :: place.world], self.weight(place)
 
 
 def build(
@@ -259,13 +246,7 @@ def _new_heads(net: nn.Module, factor: Factor) -> None:
 
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
-
-    def make(recipe: Supervised, data: ImageSet | FolderSet, fabric: Fabric) -> tuple[SupervisedTask, dict[str, Any]]:
-        task = SupervisedTask(recipe, data, fabric.world_size, fabric.device)
-        more = {"kl_scale": task.module.kl_scale, "class_names": list(data.class_names)}
-        return task, {**more, "shape": [data.channels, recipe.crop.size or data.image_size]}
-
-    return execute("train", recipe, run, resume, make, lambda task: recipe.posterior.note())
+    return execute("train", recipe, run, resume, SupervisedTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
@@ -276,3 +257,55 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
     checkpoint.fill(module, state["module"], run)
     return module.to(device).eval(), recipe
+
+
+class FineTune:
+    """Fine-tune a network between two rounds of pruning, for `prune_gradually`: `fine_tune(net)`.
+
+    Cross-entropy with the recipe's batches and augmentation, by Adam.
+
+    One optimizer and one order of batches serve all rounds. There is no KL: what is fine-tuned is the plain network.
+
+    Args:
+        recipe: the one that trained it.
+        train: its training images.
+        mean: per channel, subtracted from the images.
+        std: per channel, what they are then divided by.
+        epochs: per round.
+        lr: the learning rate, held.
+        seed: of batches and augmentation.
+        device: where.
+    """
+
+    def __init__(
+        self,
+        recipe: Supervised,
+        train: ImageSet,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        epochs: int = 1,
+        lr: float = 1e-3,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if epochs < 1 or lr not in get_args(Rate)[1]:
+            raise ValueError(
+                f"Fine-tuning takes at least one epoch and a learning rate {get_args(Rate)[1]}, not {epochs} and {lr}."
+            )
+        self.augment = recipe.augmentation(mean, std)
+        self.batches = Batches(train, min(recipe.train.batch_size, len(train)), seed=seed)
+        self.generator = Generator(device).manual_seed(seed)
+        self.epochs, self.lr = epochs, lr
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self, net: nn.Module) -> None:
+        self.optimizer = self.optimizer or torch.optim.Adam(net.parameters(), lr=self.lr)
+        for _ in range(self.epochs):
+            for batch in self.batches:
+                assert batch.labels is not None
+                self.optimizer.zero_grad()
+                logits = net(self.augment(batch.images, self.generator))
+                F.cross_entropy(logits, batch.labels).backward()
+                self.optimizer.step()
+        if not all(bool(p.isfinite().all()) for p in net.parameters()):
+            raise ValueError(f"Fine-tuning diverged with a learning rate of {self.lr}: choose a lower one.")

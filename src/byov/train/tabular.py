@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch
@@ -146,8 +145,10 @@ class Regressor(Penalised):
         return Scale(*(torch.tensor(moment, dtype=torch.float64) for moment in self.targets))
 
 
-class TableTask(PenalisedTask[Regressor]):
+class TableTask(PenalisedTask):
     """A regression on a table's rows, as the loop wants it."""
+
+    module: Regressor
 
     def __init__(self, recipe: Tabular, data: Rows, world: int, device: torch.device) -> None:
         module = build(recipe, data, (data.y_mean, data.y_std), world, device)
@@ -156,6 +157,11 @@ class TableTask(PenalisedTask[Regressor]):
 
     def trainable(self) -> nn.Module:
         return self.module
+
+    def about(self) -> dict[str, Any]:
+        data = self.data
+        names = {"columns": list(data.columns), "target": data.target} if data.columns else {}
+        return {"kl_scale": self.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)], **names}
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
         return batch.images, batch.labels, self.weight(place)
@@ -179,13 +185,7 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
 
 def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
     """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
-
-    def make(recipe: Tabular, data: Rows, fabric: Fabric) -> tuple[TableTask, dict[str, Any]]:
-        task = TableTask(recipe, data, fabric.world_size, fabric.device)
-        names = {"columns": list(data.columns), "target": data.target} if data.columns else {}
-        return task, {"kl_scale": task.module.kl_scale, "targets": [list(data.y_mean), list(data.y_std)], **names}
-
-    return execute("table", recipe, run, resume, make, lambda task: recipe.posterior.note())  # type: ignore[arg-type]
+    return execute("table", recipe, run, resume, TableTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
