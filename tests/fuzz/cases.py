@@ -13,7 +13,7 @@ import typer
 from PIL import Image
 
 from byov.cli import VERBS, app
-from byov.train.recipe_files import located
+from byov.train.config import located
 
 from .check import Case
 from .damage import DEEP, spoiled_bytes, spoiled_checkpoint, spoiled_json
