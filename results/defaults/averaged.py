@@ -7,7 +7,8 @@ its shifts, but seeds from 100 on. The plain network is trained once and read in
 average of its weights, where the newest of t has the weight (η + 1)/(t + η) (Shamir & Zhang 2013), so that about the
 last 1/(η + 1) of training counts, however long it is; and under a Gaussian around that average with the same average's
 variance times s² (the diagonal of SWAG, Maddox et al. 2019). BatchNorm's statistics are averaged like weights; "anew":
-they are made again from the training rows; "last": left as they are after the last step.
+they are made again from the training rows; "last": left as they are after the last step. "cosine": the same in a
+training whose rate falls to 0 along a cosine.
 """
 
 from __future__ import annotations
@@ -61,11 +62,14 @@ def floating(net: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, value) for name, value in net.state_dict().items() if value.is_floating_point()]
 
 
-def train(task: Task, seed: int) -> tuple[Fitted, dict[int, Average]]:
+def train(task: Task, seed: int, cosine: bool = False) -> tuple[Fitted, dict[int, Average]]:
     torch.manual_seed(seed)
     fitted = Fitted(task.network())
     noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}
     optimizer = torch.optim.Adam([{"params": fitted.net.parameters(), "lr": LR}, noise])
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / STEPS)) if cosine else 1.0
+    )
     averages = {eta: Average(eta) for eta in sorted({eta for eta, _, _ in VARIANTS})}
     for _ in range(STEPS):
         fitted.train()
@@ -74,6 +78,7 @@ def train(task: Task, seed: int) -> tuple[Fitted, dict[int, Average]]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
         for average in averages.values():
             average.add(fitted.net)
     return fitted, averages
@@ -92,12 +97,19 @@ def statistics_anew(fitted: Fitted, task: Task) -> None:
 
 
 def readings(task: Task, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
-    fitted, averages = train(task, seed)
+    yield from readings_of(*train(task, seed), task)
+    for row, scores in readings_of(*train(task, seed, cosine=True), task, [(7, 0.0, "averaged"), (7, 2.0, "averaged")]):
+        yield f"cosine: {row}", scores
+
+
+def readings_of(
+    fitted: Fitted, averages: dict[int, Average], task: Task, variants: list[tuple[int, float, str]] = VARIANTS
+) -> Iterator[tuple[str, dict[str, float]]]:
     plain = Read.of(fitted, task)
     yield "plain", numbers(plain, task)
     yield "plain + temperature", numbers(plain.tempered(task), task)
     last = dict(fitted.net.named_buffers())
-    for eta, scale, statistics in VARIANTS:
+    for eta, scale, statistics in variants:
         average = averages[eta]
         net = task.network()
         net.load_state_dict({**average.first, **(last if statistics == "last" else {})}, strict=False)
