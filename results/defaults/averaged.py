@@ -96,14 +96,8 @@ def statistics_anew(fitted: Fitted, task: Task) -> None:
         fitted.net(part)
 
 
-def readings(task: Task, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
-    yield from readings_of(*train(task, seed), task)
-    for row, scores in readings_of(*train(task, seed, cosine=True), task, [(7, 0.0, "averaged"), (7, 2.0, "averaged")]):
-        yield f"cosine: {row}", scores
-
-
 def readings_of(
-    fitted: Fitted, averages: dict[int, Average], task: Task, variants: list[tuple[int, float, str]] = VARIANTS
+    fitted: Fitted, averages: dict[int, Average], task: Task, variants: list[tuple[int, float, str]]
 ) -> Iterator[tuple[str, dict[str, float]]]:
     plain = Read.of(fitted, task)
     yield "plain", numbers(plain, task)
@@ -144,11 +138,12 @@ def main() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + words.seeds) if not words.show else ():
         for name in words.sets.split(","):
             rows = kept.setdefault(name, {})
-            if str(seed) in rows.get("plain", {}):
-                continue
-            task = Place(name, seed % 20, words.root).task()
-            for row, scores in readings(task, seed):
-                rows.setdefault(row, {})[str(seed)] = {k: round(v, 5) for k, v in scores.items()}
+            for prefix, variants in (("", VARIANTS), ("cosine: ", [(7, 0.0, "averaged"), (7, 2.0, "averaged")])):
+                if str(seed) in rows.get(f"{prefix}plain", {}):
+                    continue
+                task = Place(name, seed % 20, words.root).task()
+                for row, scores in readings_of(*train(task, seed, bool(prefix)), task, variants):
+                    rows.setdefault(prefix + row, {})[str(seed)] = {k: round(v, 5) for k, v in scores.items()}
             FILE.write_text(json.dumps(kept, indent=0))
     show(kept)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import NETWORKS, mlp
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import byov
 
@@ -113,6 +114,21 @@ def test_the_state_round_trips_and_moves_with_the_network() -> None:
     torch.testing.assert_close(other.posterior().std(), swag.posterior().std())
     swag.double().update()
     assert swag.posterior().mean()[next(iter(dict(net.named_parameters())))].dtype == torch.float64
+
+
+def test_under_fit_the_rate_stays_up_so_that_there_is_a_path() -> None:
+    torch.manual_seed(0)
+    x, net = torch.randn(32, 6), mlp()
+    swag, rates = byov.SWAG(net), []
+
+    def watch(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    handle = register_optimizer_step_pre_hook(watch)
+    byov.fit(swag, [(x, torch.randint(3, (32,)))] * 40, epochs=1, lr=1e-2, progress=False)
+    handle.remove()
+    assert rates[0] == 0.0  # a twentieth is warm-up
+    assert rates[2:] == [1e-2] * 38
 
 
 def test_fit_validates_the_average_by_the_user_s_own_loss() -> None:

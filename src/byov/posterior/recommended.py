@@ -13,9 +13,9 @@ RULES: dict[str, Rules] = {
     "scratch": Gaussian(relative=0.05),
     "pretrained": {output_layer: Gaussian(relative=0.05)},
 }
-"""The families for those who want q(θ) itself trained: from scratch every weight, and of a pretrained network the one layer
-that is new, so that the features stay what they are. For a network from scratch `byov.SWAG`, which is no family but
-follows a plain training, was better on all four sets of results/defaults."""
+"""For those who want q(θ) itself trained: from scratch every weight, and of a pretrained network the one layer that is
+new, so that the features stay what they are. From scratch `byov.SWAG`, which is no family but follows a plain training,
+was better on all four sets of results/defaults."""
 
 
 def recommended(start: str) -> Rules:

@@ -63,7 +63,7 @@ def fit(
     With a validation the model gets the weights of the epoch whose posterior predictive was the likeliest there.
 
     Args:
-        model: a BayesianModule; or a `byov.SWAG` or a plain network, trained without a KL. On the device where it is.
+        model: a BayesianModule; a plain network, trained without a KL; or a `byov.SWAG`, whose network's rate stays up.
         loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
         epochs: how often it is gone through, at most; by default ten times, or as often as makes a thousand steps.
         validation: the same, of examples that are not trained on.

@@ -67,7 +67,8 @@ class Fitting:
         whole = loss = torch.zeros(())
         total, count = torch.zeros(()), 0
         for x, y in labelled(loader, self.criterion.net):
-            rate = warmup_cosine(self.step, self.steps, round(WARMUP * self.steps))
+            end = 0.0 if self.swag is None else 1.0  # of weights that stand still there is no path
+            rate = warmup_cosine(self.step, self.steps, round(WARMUP * self.steps), 1.0, end)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial"] * rate
             with self._cast():
