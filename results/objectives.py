@@ -20,6 +20,8 @@ from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from digits import ROOT, SEEDS
+
 from byov.cli import main as byov
 from byov.report.drawing import COLOURS, MARKERS, canvas, styled
 from byov.reproduce.experiment import standard_error
@@ -29,9 +31,8 @@ from byov.ssl.registry import OBJECTIVES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER, RUNS = ROOT / "results" / "objectives", ROOT / "runs" / "objectives"
-FAMILIES, SEEDS = ("none", "gaussian"), (0, 1, 2)
+FAMILIES = ("none", "gaussian")
 SCORES = ("top1", "ece", "nll", "brier")
 
 
@@ -136,16 +137,11 @@ def figure(found: dict[tuple[str, str], list[dict[str, Any]]]) -> Figure:
     names = [name for name in OBJECTIVES if all((name, family) in found for family in FAMILIES)]
     for axes, column in zip(panels, ("shifted ECE %", "R-AUROC"), strict=True):
         for i, (family, how) in enumerate(READINGS):
-            read = [values(found[name, family], column, how) for name in names]
-            axes.errorbar(
-                [value for value, _ in read],
-                [row + 0.18 * (i - 1) for row in range(len(names))],
-                xerr=[error if error == error else 0.0 for _, error in read],
-                fmt=MARKERS[i],
-                color=COLOURS[i],
-                markersize=5,
-                label=("point network", "posterior, μ", "posterior, draws")[i],
-            )
+            means, errors = zip(*(values(found[name, family], column, how) for name in names), strict=True)
+            rows = [row + 0.18 * (i - 1) for row in range(len(names))]
+            known = [error if error == error else 0.0 for error in errors]
+            label = ("point network", "posterior, μ", "posterior, draws")[i]
+            axes.errorbar(means, rows, xerr=known, fmt=MARKERS[i], color=COLOURS[i], markersize=5, label=label)
         axes.set_yticks(range(len(names)), [OBJECTIVES[name].title for name in names])
         axes.invert_yaxis()
         axes.set_xlabel(column if column != "R-AUROC" else "R-AUROC (draws: spread of the projection; else −‖e‖)")

@@ -167,6 +167,8 @@ def test_a_gallery_shows_both_ends_in_order(count: int, images: int, seed: int) 
     order = sorted(range(images), key=lambda i: (float(uncertainty[i]), i))
     assert [shown.index for shown in found.most_certain] == order[:count]
     assert [shown.uncertainty for shown in found.least_certain] == sorted(uncertainty.tolist(), reverse=True)[:count]
+    right, tenth = (probs.argmax(1) == labels).double()[order], max(1, images // 10)
+    assert (found.accuracy_most_certain, found.accuracy_least_certain) == (right[:tenth].mean(), right[-tenth:].mean())
     for shown in found.most_certain + found.least_certain:
         assert torch.equal(shown.array(), pixels[shown.index])
         assert shown.label == "abc"[int(labels[shown.index])]

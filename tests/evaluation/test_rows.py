@@ -16,6 +16,7 @@ from byov.metrics import functional as metrics
 from byov.posterior.random import stream
 from byov.prediction import Prediction
 from byov.prediction.result import Moments
+from byov.runs.run import digest
 from byov.ssl.probe import READ
 
 TWO = {name: CORRUPTIONS[name] for name in ("gaussian_noise", "contrast")}
@@ -204,3 +205,13 @@ def test_bad_arguments_are_told_in_one_sentence(changed: dict, message: str) -> 
     arguments = {"predictor": network(None), "images": images, "labels": labels} | changed
     with pytest.raises(ValueError, match=message):
         evaluate(**arguments)
+
+
+def test_the_digest_is_of_the_weights() -> None:
+    net = network(None)
+    before = digest(net)
+    assert before == digest(network(None))
+    with torch.no_grad():
+        net[1].bias[0] += 1e-6
+    assert digest(net) != before
+    assert digest(net.bfloat16()) != before

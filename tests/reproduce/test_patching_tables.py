@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,16 +228,22 @@ def test_a_reading_from_before_a_setting_has_its_default() -> None:
     assert same_reading({**asked, GAUSSIANS[0]: 1}, {**asked, GAUSSIANS[0]: 2})  # which has no use here
 
 
-def test_the_readings_of_results_are_found_by_the_recipes_as_they_are() -> None:
+def test_the_readings_of_results_are_found_by_the_recipes_as_they_are(tmp_path: Path) -> None:
     """What was read once makes the tables again; a setting that has no use may have another default by now."""
-    results = Path(__file__).parents[2] / "results" / "cifar100" / "patching" / "table4"
-    stored = Context(results, "full")
+    results = Path(__file__).parents[2] / "results" / "cifar100" / "patching"
+    stored = Context(results / "table4", "full")
     for method in ("vanilla", "emp", "ecmp"):
         assert all(patching_runs.is_read(stored, method, seed) for seed in (0, 1, 2)), method
     found = patching_runs.readings(replace(stored, partial=True))
     assert {"dropout", "dropconnect", "emp_bn", "ecmp_bn", "ensemble", "emp_learned"} <= found.keys()
     (*_, last) = corruption_errors(found, "ecmp")
     assert last["mCE"] == pytest.approx(96.9, abs=0.05)  # as results/cifar100/README.md has it
+    parts = "runs/full/parts"
+    (tmp_path / parts).mkdir(parents=True)
+    for name in ("vanilla_seed0", "ecmp_seed0", "ecmp_seed1"):  # no more seeds than the vanilla network has
+        shutil.copy(results / parts / f"{name}.json", tmp_path / parts)
+    few = patching_runs.readings(replace(stored, out=tmp_path / "table4", partial=True))
+    assert {method: len(readings) for method, readings in few.items()} == {"vanilla": 1, "ecmp": 1}
 
 
 def test_corruption_errors_are_relative_to_the_same_seed() -> None:

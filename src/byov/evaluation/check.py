@@ -280,14 +280,14 @@ class _Accumulated:
         total = float(entropy(drawn).double().mean())
         information = max(total - self.expected / len(drawn), 0.0)
         scores: tuple[Any, Any, Any] = (None, None, None)
-        if self.labels is not None:
-            labels = torch.cat(self.labels)
+        labels = None if self.labels is None else torch.cat(self.labels)
+        if labels is not None:
             error = {"top1": float((self.correct / len(drawn)).std()), "nll": float((self.nll / len(drawn)).std())}
             scores = (main_scores(at_mean, labels), main_scores(drawn, labels), error)
         moved, sentences = unmoved(model)
         snr = _snr(model)
         sentences += (
-            _differ(information, total) + _wide(snr, *scores[:2]) + _few(self.samples, drawn, scores[2], self.labels)
+            _differ(information, total) + _wide(snr, *scores[:2]) + _few(self.samples, drawn, scores[2], labels)
         )
         sentences += _no_network(model, *scores[:2])
         return Check(self.inputs, self.samples, moved, snr, total, information, *scores, sentences)
@@ -316,14 +316,13 @@ def _wide(snr: float, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
     )
 
 
-def _few(samples: int, drawn: Tensor, error: Scores, labels: list[Tensor] | None) -> tuple[str, ...]:
+def _few(samples: int, drawn: Tensor, error: Scores, labels: Tensor | None) -> tuple[str, ...]:
     """Warn where the error of the draws is above the last digit, and above half of that of so few inputs."""
     if error is None or labels is None:
         return ()
-    truth = torch.cat(labels)
-    right = (drawn.argmax(1) == truth).double()
-    nll = -drawn.gather(1, truth[:, None]).clamp_min(torch.finfo(drawn.dtype).tiny).double().log()
-    point, nats = (0.5 * float(each.std(correction=0)) / len(truth) ** 0.5 for each in (right, nll))
+    right = (drawn.argmax(1) == labels).double()
+    nll = -drawn.gather(1, labels[:, None]).clamp_min(torch.finfo(drawn.dtype).tiny).double().log()
+    point, nats = (0.5 * float(each.std(correction=0)) / len(labels) ** 0.5 for each in (right, nll))
     needed = ceil(samples * max(error["top1"] / max(point, POINT), error["nll"] / max(nats, NATS)) ** 2)
     if needed <= samples:
         return ()

@@ -19,7 +19,7 @@ from byov.evaluation.gallery import gallery
 from byov.evaluation.layers import layer_history, per_epoch
 from byov.evaluation.retrieval import detection, retrieval, run_measures
 from byov.evaluation.rows import which_images
-from byov.files import write_json
+from byov.files import check_out, write_json
 from byov.runs import Reading, Run, open_run
 from byov.runs.run import Pretrained, versions
 from byov.ssl.linear_evaluation import Advance
@@ -172,8 +172,7 @@ def check_folder(out: Path, items: Sequence[str], force: bool) -> None:
         raise ValueError(f"{out} is a file: --out takes the name of a folder.")
     for item in items:
         for kind in ("json", "png", "svg"):
-            if (out / f"{item}.{kind}").exists() and not force:
-                raise FileExistsError(f"{out / item}.{kind} exists: choose another --out, or say --force.")
+            check_out(out / f"{item}.{kind}", force)
 
 
 def explore_runs(

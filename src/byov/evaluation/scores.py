@@ -58,7 +58,7 @@ def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Predic
         "ece": first["ece"],
         "ece_floor": metrics.calibration_floor(probs, bins).item(),
         "adaptive_ece": metrics.adaptive_calibration_error(probs, labels, bins).item(),
-        **_paper(probs, labels),
+        **paper_scores(probs, labels),
         "brier": metrics.brier_score(probs, labels).item(),
         **{name: part.item() for name, part in parts._asdict().items()},
         "aurc": metrics.aurc(probs, labels).item(),
@@ -84,7 +84,7 @@ def main_scores(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, floa
     }
 
 
-def _paper(probs: Tensor, labels: Tensor) -> Scores:
+def paper_scores(probs: Tensor, labels: Tensor) -> Scores:
     """Follow the patching paper's protocol (D.2), which has no value where every bin holds too few samples."""
     fullest = metrics.reliability_diagram(probs, labels, PAPER_BINS).count.max()
     if fullest < PAPER_MIN_COUNT:

@@ -130,8 +130,8 @@ class Sweep:
             self.done += 1
             self.report(f"{run.name} by {by}, {scope}", self.done, self.total)
         for name in reads:
-            about = {"model": run.name, "by": by, "scope": scope, **({"probe": name} if name else {})}
-            self._score(about, [probs[name] for probs in found], (scope, name))
+            curve = {"model": run.name, "by": by, "scope": scope, **({"probe": name} if name else {})}
+            self._score(curve, [probs[name] for probs in found])
 
     def _read(
         self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope, sparsity: float
@@ -144,22 +144,23 @@ class Sweep:
             self._unpruned[run.name] = found
         return found
 
-    def _score(self, about: dict[str, Any], probs: list[Tensor], group: tuple[str, str]) -> None:
+    def _score(self, curve: Curve, probs: list[Tensor]) -> None:
+        """Add the scores of a curve, and what the first curve of its scope and probe has more."""
         scores = [main_scores(p, self.labels, BINS) for p in probs]
         resampled = [self.resamples.scores(p, self.labels, BINS) for p in probs]
         values = {name: [each[name] for each in scores] for name in scores[0]}
         errors = {name: [error(each[name]) for each in resampled] for name in scores[0]}
-        found = {**about, "sparsity": list(self.sparsities), **values, "error": errors}
-        self.curves.append(found)
-        first, base = self._first.setdefault(group, (found, resampled))
-        if first is found:
+        curve |= {"sparsity": list(self.sparsities), **values, "error": errors}
+        self.curves.append(curve)
+        first, base = self._first.setdefault((curve["scope"], curve.get("probe", "")), (curve, resampled))
+        if first is curve:
             return
         pairs = list(zip(base, resampled, strict=True))
         self.differences.append(
             {
                 "of": {name: first[name] for name in ("model", "by")},
-                "minus": {name: found[name] for name in ("model", "by")},
-                **{name: value for name, value in about.items() if name in ("scope", "probe")},
+                "minus": {name: curve[name] for name in ("model", "by")},
+                **{name: curve[name] for name in ("scope", "probe") if name in curve},
                 "sparsity": list(self.sparsities),
                 **{n: [a - b for a, b in zip(first[n], values[n], strict=True)] for n in values},
                 "error": {n: [error(a[n] - b[n]) for a, b in pairs] for n in values},

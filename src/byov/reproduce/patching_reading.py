@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from byov.data.labelled import labelled
 from byov.data.shift import SEVERITIES
 from byov.evaluation.rows import CLEAN, plan, shifted, shifts_for
-from byov.evaluation.scores import PAPER_BINS, PAPER_MIN_COUNT
+from byov.evaluation.scores import PAPER_BINS, main_scores, paper_scores
 from byov.metrics import functional as metrics
 from byov.posterior import BayesianModule
 from byov.posterior.mixture import EMP, Ensemble
@@ -97,15 +97,16 @@ def _at_mean(net: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([net.eval()(part).float().softmax(1) for part in inputs.split(BATCH)])
 
 
-def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
+def scores(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return scores as shares, not per cent; ECE and MCE as in the paper's D.2 (bins of at most 5 samples removed)."""
+    main, paper = main_scores(probs, labels), paper_scores(probs, labels)
     return {
-        "top1": metrics.accuracy(probs, labels).item(),
+        "top1": main["top1"],
         "top5": metrics.accuracy(probs, labels, top_k=min(5, probs.shape[1])).item(),
-        "ece": metrics.calibration_error(probs, labels, PAPER_BINS, "l1", PAPER_MIN_COUNT).item(),
-        "mce": metrics.calibration_error(probs, labels, PAPER_BINS, "max", PAPER_MIN_COUNT).item(),
-        "ece15": metrics.calibration_error(probs, labels, 15).item(),
-        "nll": metrics.nll(probs, labels).item(),
+        "ece": paper["ece_paper"],
+        "mce": paper["mce"],
+        "ece15": main["ece"],
+        "nll": main["nll"],
         "brier": metrics.brier_score(probs, labels).item(),
     }
 
