@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
-from byov.posthoc.evidence import RANGE, climb
+from byov.posthoc.evidence import RANGE, hill_climb
 
 
 def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
@@ -198,4 +198,4 @@ def test_held_out_data_choose_a_prior_under_which_they_are_likelier(task: str, s
 
 def test_the_precision_is_found_in_half_decades_either_way() -> None:
     for best, start in ((3e3, 1.0), (0.02, 7.0), (5.0, 4.0)):
-        assert abs(log10(climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]
+        assert abs(log10(hill_climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]

@@ -22,8 +22,8 @@ from byov.posthoc.evidence import (
     Evidence,
     best_noise,
     best_precision,
-    climb,
     gaussian_log_likelihood,
+    hill_climb,
     log_marginal,
     predictive_loss,
 )
@@ -172,7 +172,7 @@ def _fitted(
             _write(head.factors[0], values + delta, spectrum.vectors)
             return predictive_loss(head, *held, likelihood, noise)
 
-        precision = climb(score, precision)
+        precision = hill_climb(score, precision)
     evidence = Evidence(
         log_marginal(log_likelihood, values, square, precision),
         log_likelihood,
