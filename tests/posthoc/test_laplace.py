@@ -147,10 +147,12 @@ def test_many_weights_get_kronecker_factors_and_weights_of_zero_a_narrow_prior()
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
-def test_a_part_of_the_data_counts_for_the_whole(structure: str) -> None:
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_part_of_the_data_counts_for_the_whole(task: Any, structure: Any) -> None:
     net, (x, y) = network(), data()
-    part = byov.laplace(net, (x, y), structure, examples=150)  # type: ignore[arg-type]
-    whole = byov.laplace(net, [(x, y)] * 3, structure)  # type: ignore[arg-type]
+    y = y if task == "classification" else torch.randn(50, 3).double()
+    part = byov.laplace(net, (x, y), structure, task=task, examples=150)
+    whole = byov.laplace(net, [(x, y)] * 3, structure, task=task)
     close(covariance(part), covariance(whole), 1e-8)
     assert vars(part.evidence) == pytest.approx(vars(whole.evidence))
 
