@@ -1,8 +1,9 @@
-"""What a run has left in its folder, and whether two have left the same."""
+"""What a run, or any command, has left in its folder, and whether two have left the same."""
 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,15 @@ import torch
 from torch import Tensor
 
 from byov.train import checkpoint
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every name in a folder, with a digest of the file; but for a run's lock."""
+    return {
+        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
 
 
 def log(run: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from saved_runs import contents
 
 from byov.train import checkpoint
 
@@ -181,17 +181,14 @@ def here(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    found = (Path(at, name) for at, folders, names in os.walk(folder, followlinks=True) for name in folders + names)
-    return {str(path): path.read_bytes() if path.is_file() else None for path in found if path.name != ".lock"}
-
-
 @pytest.mark.parametrize(("words", "says"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_bad_input_is_refused(call: Any, here: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str) -> None:
+def test_bad_input_is_refused(
+    call: Any, here: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
+) -> None:
     monkeypatch.chdir(here)
-    before = contents(here)
+    before = contents(here), contents(runs)
     status, out, err = call(*shlex.split(words))
     assert (status, out) == (2, ""), err
     assert says in err
     assert err.startswith("Usage: ") or (err.startswith("byov: ") and err.count("\n") == 1), err
-    assert contents(here) == before
+    assert (contents(here), contents(runs)) == before

@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
+
+from saved_runs import contents
 
 from byov.cli import main
 
@@ -89,15 +90,6 @@ def verdict(case: Case, here: Path, world: Path) -> str:
     if not any(str(name) in found.err for name in case.names):
         return f"none of {', '.join(map(str, case.names))} is named: {found.err}"
     return ""
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Return every name in the folder, with a digest of the file; but for a run's lock."""
-    return {
-        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
-        for path in folder.rglob("*")
-        if path.name != ".lock"
-    }
 
 
 def stamps(folder: Path) -> set[tuple[str, int, int]]:

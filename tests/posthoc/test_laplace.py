@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import byov
-from byov.posthoc.evidence import RANGE, climb
+from byov.posthoc.evidence import RANGE, hill_climb
 
 
 def network(outputs: int = 3, bias: bool = True) -> nn.Sequential:
@@ -147,10 +147,12 @@ def test_many_weights_get_kronecker_factors_and_weights_of_zero_a_narrow_prior()
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
-def test_a_part_of_the_data_counts_for_the_whole(structure: str) -> None:
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_part_of_the_data_counts_for_the_whole(task: Any, structure: Any) -> None:
     net, (x, y) = network(), data()
-    part = byov.laplace(net, (x, y), structure, examples=150)  # type: ignore[arg-type]
-    whole = byov.laplace(net, [(x, y)] * 3, structure)  # type: ignore[arg-type]
+    y = y if task == "classification" else torch.randn(50, 3).double()
+    part = byov.laplace(net, (x, y), structure, task=task, examples=150)
+    whole = byov.laplace(net, [(x, y)] * 3, structure, task=task)
     close(covariance(part), covariance(whole), 1e-8)
     assert vars(part.evidence) == pytest.approx(vars(whole.evidence))
 
@@ -198,4 +200,4 @@ def test_held_out_data_choose_a_prior_under_which_they_are_likelier(task: str, s
 
 def test_the_precision_is_found_in_half_decades_either_way() -> None:
     for best, start in ((3e3, 1.0), (0.02, 7.0), (5.0, 4.0)):
-        assert abs(log10(climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]
+        assert abs(log10(hill_climb(lambda delta, best=best: abs(log10(delta / best)), start) / best)) <= 0.25  # type: ignore[misc]

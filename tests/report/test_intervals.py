@@ -9,7 +9,7 @@ from scipy import stats
 
 from byov.metrics.functional import calibration_error, reliability_diagram
 from byov.report.images import diagram
-from byov.report.intervals import Hits, Interval, mean_error, over_images, over_seeds, resampled_ece, wilson
+from byov.report.intervals import ImageRecords, Interval, mean_error, over_images, over_seeds, resampled_ece, wilson
 
 
 def test_seeds_are_compared_by_welch_and_two_readings_of_the_same_runs_in_pairs() -> None:
@@ -54,7 +54,7 @@ def as_probabilities(row: dict[str, list[float]]) -> tuple[torch.Tensor, torch.T
 def test_a_confidence_on_an_edge_is_in_the_bin_below() -> None:
     row = {"confidence": [0.4, 0.41, 0.6, 0.61, 0.8, 0.81], "correct": [1, 0, 1, 0, 1, 0]}
     wanted = calibration_error(*as_probabilities(row), bins=5).item()
-    assert resampled_ece(Hits.of([row]), np.ones((1, 6)), 5)[0] == pytest.approx(wanted, abs=1e-12)
+    assert resampled_ece(ImageRecords.of([row]), np.ones((1, 6)), 5)[0] == pytest.approx(wanted, abs=1e-12)
     assert wanted > 0.3  # a bin that took both of a pair would take hit and miss together
 
 
@@ -66,23 +66,25 @@ def test_a_resample_is_what_drawing_the_images_again_gives() -> None:
     wanted = [
         np.mean([calibration_error(*as_probabilities(row), bins=15).item() for row in each]) for each in (rows, again)
     ]
-    assert resampled_ece(Hits.of(rows), counts, 15) == pytest.approx(wanted, abs=1e-12)
+    assert resampled_ece(ImageRecords.of(rows), counts, 15) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_images_tell_models_apart_that_differ_and_not_those_that_do_not() -> None:
-    good, bad, other = (Hits.of([predictions(1000, seed, honest)]) for seed, honest in ((0, 1.0), (1, 0.6), (2, 1.0)))
+    good, bad, other = (
+        ImageRecords.of([predictions(1000, seed, honest)]) for seed, honest in ((0, 1.0), (1, 0.6), (2, 1.0))
+    )
     assert over_images([good], [bad], 15).sign == 1
     assert over_images([bad], [good], 15).sign == -1
     assert over_images([good], [other], 15).sign == 0
     assert over_images([good], [good], 15) == Interval(0.0, 0.0, 0.0, "images")
     with pytest.raises(ValueError, match="on the same images"):
-        over_images([good], [Hits.of([predictions(10, 0, 1.0)])], 15)
+        over_images([good], [ImageRecords.of([predictions(10, 0, 1.0)])], 15)
 
 
 def test_the_reach_of_the_bootstrap_is_that_of_new_test_sets() -> None:
     """Over 200 fresh test sets the ECE of a model has the deviation that one of them claims, within 25 %."""
-    fresh = [resampled_ece(Hits.of([predictions(800, s, 0.7)]), np.ones((1, 800)), 15)[0] for s in range(200)]
-    claimed = over_images([], [Hits.of([predictions(800, 1000, 0.7)])], 15)
+    fresh = [resampled_ece(ImageRecords.of([predictions(800, s, 0.7)]), np.ones((1, 800)), 15)[0] for s in range(200)]
+    claimed = over_images([], [ImageRecords.of([predictions(800, 1000, 0.7)])], 15)
     assert claimed.high is not None
     assert (claimed.high - claimed.value) / 1.96 == pytest.approx(np.std(fresh), rel=0.25)
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from byov.report.collect import file_digest
 from byov.report.page import report
-from byov.report.sources import gather, thinned
+from byov.report.sources import evenly_spaced, gather
 from byov.runs.header import read_lines
 
 from .conftest import READING, REQUEST
@@ -83,6 +83,6 @@ def test_small_things(tmp_path: Path) -> None:
     )
     assert read_lines(tmp_path / "log") == [{"a": 1}, {"a": None, "b": None, "c": None}]
     assert read_lines(tmp_path / "none") == []
-    assert thinned(list(range(10)), 4) == [0, 3, 6, 9]
-    assert thinned([1, 2], 4) == [1, 2]
+    assert evenly_spaced(list(range(10)), 4) == [0, 3, 6, 9]
+    assert evenly_spaced([1, 2], 4) == [1, 2]
     assert file_digest(tmp_path / "log") == hashlib.sha256((tmp_path / "log").read_bytes()).hexdigest()[:12]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from byov.posthoc.labelled import class_numbers
@@ -70,21 +70,25 @@ class Curvature:
     the package laplace-torch has the same).
     """
 
-    def __init__(self, structure: Structure, inputs: int, outputs: int, bias: bool, device: torch.device) -> None:
-        self.structure, self.bias, self.count = structure, bias, 0
-        self.inputs, self.outputs = inputs, outputs
-        wide = inputs + bias
+    def __init__(self, structure: Structure, likelihood: Likelihood, layer: nn.Linear) -> None:
+        self.structure, self.likelihood, self.bias = structure, likelihood, layer.bias is not None
+        self.inputs, self.outputs = layer.in_features, layer.out_features
+        self.loss, self.numbers, self.count = 0.0, 0, 0
+        """Summed over the examples; how many numbers their labels ask for; and how many count."""
+        inputs, outputs, wide = self.inputs, self.outputs, self.inputs + self.bias
         shapes: dict[str, list[tuple[int, ...]]] = {
             "full": [(outputs, wide, outputs * wide)],
             "kron": [(outputs, outputs), (inputs, inputs)],
             "diag": [(outputs, inputs), (outputs,)],
         }
-        self._sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes[structure]]
+        where = layer.weight.device
+        self._sums = [torch.zeros(shape, dtype=torch.float64, device=where) for shape in shapes[structure]]
 
-    def add(self, a: Tensor, d: Tensor, o: Tensor) -> None:
-        """Add a batch: the layer's inputs (N, D), and Λ by d and o (N, C)."""
-        self.count += len(a)
-        a = a.double()
+    def add(self, a: Tensor, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch: the layer's inputs (N, D), its outputs (N, C), and their labels."""
+        loss, d, o, rows = loss_and_hessian(self.likelihood, outputs, labels)
+        a = a[rows].double()
+        self.loss, self.numbers, self.count = self.loss + float(loss), self.numbers + d.numel(), self.count + len(a)
         if self.structure == "full":
             wide = torch.cat([a, a.new_ones(len(a), 1)], 1) if self.bias else a
             for c in range(self.outputs):
@@ -101,7 +105,7 @@ class Curvature:
 
     def scale(self, by: float) -> None:
         """Count every example so many times."""
-        self.count = round(by * self.count)
+        self.loss, self.numbers, self.count = by * self.loss, round(by * self.numbers), round(by * self.count)
         self._sums = [by * each for each in self._sums]
 
     def spectrum(self) -> Spectrum:

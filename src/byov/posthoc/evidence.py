@@ -58,12 +58,12 @@ def best_precision(values: Tensor, square: float) -> float:
     low, high = RANGE
     for _ in range(60):
         middle = sqrt(low * high)
-        rising = decided(values, middle) > middle * square
+        rising = effective_parameters(values, middle) > middle * square
         low, high = (middle, high) if rising else (low, middle)
     return sqrt(low * high)
 
 
-def decided(values: Tensor, precision: float) -> float:
+def effective_parameters(values: Tensor, precision: float) -> float:
     """Compute γ = Σ λ / (λ + δ)."""
     return float((values / (values + precision)).sum())
 
@@ -74,7 +74,7 @@ def best_noise(values: Tensor, square: float, loss: float, numbers: int, precisi
     for _ in range(1000):
         scaled = values / variance
         delta = best_precision(scaled, square) if precision is None else precision
-        new = 2 * loss / max(numbers - decided(scaled, delta), 1.0)
+        new = 2 * loss / max(numbers - effective_parameters(scaled, delta), 1.0)
         if not abs(new - variance) > 1e-9 * variance:
             break
         variance = new
@@ -111,7 +111,7 @@ def predictive_loss(head: BayesianModule, x: Tensor, y: Tensor, likelihood: Like
     return float(0.5 * ((y - mean).square() / variance + variance.log() + log(2 * pi)).mean())
 
 
-def climb(loss: Callable[[float], float], start: float) -> float:
+def hill_climb(loss: Callable[[float], float], start: float) -> float:
     """Return the precision, in half decades from `start`, from which a further one in either direction is worse."""
     best, least = start, loss(start)
     for step in (STEP, 1 / STEP):

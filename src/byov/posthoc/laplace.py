@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,8 +22,8 @@ from byov.posthoc.evidence import (
     Evidence,
     best_noise,
     best_precision,
-    climb,
     gaussian_log_likelihood,
+    hill_climb,
     log_marginal,
     predictive_loss,
 )
@@ -86,14 +87,19 @@ def laplace(
         raise ValueError("The network has a posterior already: give byov.laplace a plain one, such as model.point().")
     reading = Reading(task, output, net)
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), (last := LastLayer(net, reading)).watching():
-        curvature, totals, likelihood = _curved(_passes(net, last, reading, loader), last, reading, structure, noise)
-        held = None if validation is None else _held_out(_passes(net, last, reading, validation), likelihood)
+        curvature = None
+        for features, outputs, labels in _passes(net, last, reading, loader):
+            curvature = curvature or _curvature(structure, _likelihood(reading.task, outputs, noise), last.found())
+            curvature.add(features, outputs, labels)
+        assert curvature is not None
+        if not curvature.count or not isfinite(curvature.loss):
+            raise ValueError("The loss of the network on these data is not finite, or no label counts.")
+        held = None if validation is None else _held_out(_passes(net, last, reading, validation), curvature.likelihood)
     share = 1.0 if examples is None else examples / curvature.count
     if share < 1:
         raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
     curvature.scale(share)
-    totals = share * totals[0], round(share * totals[1])
-    return _fitted(net, last, curvature, totals, (prior_precision, noise), likelihood, held)
+    return _fitted(net, last, curvature, prior_precision, noise, held)
 
 
 def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -104,23 +110,6 @@ def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> I
             reading.task = task_of(outputs, labels)  # a logit or a number: the labels know
         reading.shaped(outputs[None])  # decides the task, or refuses to
         yield features.flatten(0, -2), outputs.flatten(0, -2), aligned(labels, reading).to(outputs.device)
-
-
-def _curved(
-    passes: Iterable[tuple[Tensor, Tensor, Tensor]], last: LastLayer, reading: Reading, structure: str, noise: Any
-) -> tuple[Curvature, tuple[float, int], Likelihood]:
-    """Add up the curvature, the loss, and how many numbers the labels ask for; say which likelihood it is."""
-    curvature, loss, numbers = None, torch.zeros(()), 0
-    for features, outputs, labels in passes:
-        likelihood = _likelihood(reading.task, outputs, noise)
-        each, d, o, rows = loss_and_hessian(likelihood, outputs, labels)
-        curvature = curvature or _curvature(structure, last.found())
-        curvature.add(features[rows], d, o)
-        loss, numbers = loss + each, numbers + d.numel()
-    assert curvature is not None
-    if not curvature.count or not bool(torch.isfinite(loss)):
-        raise ValueError("The loss of the network on these data is not finite, or no label counts.")
-    return curvature, (float(loss), numbers), likelihood
 
 
 def _held_out(passes: Iterable[tuple[Tensor, Tensor, Tensor]], likelihood: Likelihood) -> tuple[Tensor, Tensor]:
@@ -147,7 +136,7 @@ def _likelihood(task: str | None, outputs: Tensor, noise: float | None) -> Likel
     return "bernoulli" if task == "classification" and outputs.shape[-1] == 1 else LIKELIHOODS[task]
 
 
-def _curvature(structure: str, layer: nn.Linear) -> Curvature:
+def _curvature(structure: str, likelihood: Likelihood, layer: nn.Linear) -> Curvature:
     weights = sum(parameter.numel() for parameter in layer.parameters())
     if structure == "auto":
         structure = "full" if weights <= FULL else "kron"
@@ -156,21 +145,19 @@ def _curvature(structure: str, layer: nn.Linear) -> Curvature:
             f"A full covariance of {weights:,} weights does not fit: take structure='kron', or cover at most"
             f" {FULL_AT_MOST:,}."
         )
-    bias, where = layer.bias is not None, layer.weight.device
-    return Curvature(structure, layer.in_features, layer.out_features, bias, where)  # type: ignore[arg-type]
+    return Curvature(structure, likelihood, layer)  # type: ignore[arg-type]
 
 
 def _fitted(
     net: nn.Module,
     last: LastLayer,
     curvature: Curvature,
-    totals: tuple[float, int],
-    given: tuple[float | None, float | None],
-    likelihood: Likelihood,
+    precision: float | None,
+    noise: float | None,
     held: tuple[Tensor, Tensor] | None,
 ) -> BayesianModule:
     """Choose the prior, and the noise of a regression, and make the posterior."""
-    (loss, numbers), (precision, noise) = totals, given
+    loss, numbers, likelihood = curvature.loss, curvature.numbers, curvature.likelihood
     layer, spectrum, name, family = last.found(), curvature.spectrum(), last.name(), FAMILIES[curvature.structure]
     square = sum(float(parameter.detach().double().square().sum()) for parameter in layer.parameters())
     log_likelihood, values = -loss, spectrum.values
@@ -185,7 +172,7 @@ def _fitted(
             _write(head.factors[0], values + delta, spectrum.vectors)
             return predictive_loss(head, *held, likelihood, noise)
 
-        precision = climb(score, precision)
+        precision = hill_climb(score, precision)
     evidence = Evidence(
         log_marginal(log_likelihood, values, square, precision),
         log_likelihood,

@@ -24,7 +24,7 @@ from byov.evaluation.scores import main_scores
 from byov.files import read_json, write_json
 from byov.prediction import Prediction
 from byov.report.images import gallery_entries
-from byov.report.sources import ReportedRun, finite
+from byov.report.sources import ReportedRun, nan_to_none
 from byov.runs import CHECKPOINT, Reading, Run, open_run
 from byov.runs.run import Pretrained
 from byov.ssl.probe import ProbeSettings
@@ -81,7 +81,7 @@ class Cache:
 
     def put(self, part: str, result: Any) -> Any:
         """Keep a part, and return it as a later `get` will."""
-        content = {"kind": KIND, "part": part, "protocol": self.key, "result": finite(result)}
+        content = {"kind": KIND, "part": part, "protocol": self.key, "result": nan_to_none(result)}
         write_json(self.folder / f"{part}.json", content)
         return json.loads(json.dumps(content["result"]))
 
@@ -222,7 +222,7 @@ class Collector:
     def _begin(self, wanted: Sequence[tuple[str, int]], protocol: dict[str, Any]) -> dict[str, Any]:
         """Start an evaluation with the rows that a file in the run's folder has, found by the same protocol."""
         content = {"evaluation": results.KIND, "protocol": protocol, "finished": False, "rows": [], "images": {}}
-        ours = finite({key: value for key, value in protocol.items() if key not in CHOSEN})
+        ours = nan_to_none({key: value for key, value in protocol.items() if key not in CHOSEN})
         for found in () if self.renew else self._recorded():
             theirs = {key: value for key, value in found["protocol"].items() if key not in CHOSEN}
             rows = [asdict(row) for row in found["rows"] if row.key in wanted]

@@ -19,7 +19,7 @@ from byov.report.formatting import GLOSSARY
 from byov.report.groups import Group, each_reading, row_score
 from byov.report.images import calibration, entropy, risk
 from byov.report.intervals import estimate
-from byov.report.sources import ReportedRun, Sources, finite, thinned
+from byov.report.sources import ReportedRun, Sources, evenly_spaced, nan_to_none
 from byov.report.verdict import verdict
 from byov.train.config import flatten
 
@@ -68,7 +68,7 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
     names = [{"runs": [run.name for run in g.runs], "seeds": [run.seed for run in g.runs]} for g in groups]
     told = [{"label": g.label, "posterior": g.posterior, **each} for g, each in zip(groups, names, strict=True)]
     notes = [note for run in sources.runs for note in run.notes]
-    return finite({"byov": byov.__version__, "groups": told, "series": shown, "notes": notes, **sections})
+    return nan_to_none({"byov": byov.__version__, "groups": told, "series": shown, "notes": notes, **sections})
 
 
 # What is shown, when, and at what cost
@@ -238,11 +238,11 @@ def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
         found = None
     if found is None or len(found.epochs) < 2:
         return {}
-    at, quantities = thinned(range(len(found.epochs)), 60), {"sigma": found.sigma_mean, "snr": found.snr_mean}
+    at, quantities = evenly_spaced(range(len(found.epochs)), 60), {"sigma": found.sigma_mean, "snr": found.snr_mean}
     random = [i for i, snr in enumerate(found.snr_mean) if snr[-1] is not None]
     layers = [
         {"name": found.layers[i], **{name: [values[i][k] for k in at] for name, values in quantities.items()}}
-        for i in thinned(random, most)
+        for i in evenly_spaced(random, most)
     ]
     return {"epochs": [found.epochs[k] for k in at], "layers": layers}
 
@@ -252,7 +252,7 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
     found = []
     for i, run in ((i, run) for i, group in enumerate(groups) for run in group.runs):
         log = [] if run.header is None else run.header.records("log.jsonl")
-        lines, curves = thinned([line for line in log if isinstance(line.get("epoch"), int | float)], 120), {}
+        lines, curves = evenly_spaced([line for line in log if isinstance(line.get("epoch"), int | float)], 120), {}
         for name in CURVES:
             each = [[line["epoch"], line[name]] for line in lines if isinstance(line.get(name), int | float)]
             if len(each) > 1 and any(y for _, y in each):

@@ -16,7 +16,7 @@ from byov.prediction import Prediction
 from byov.report.drawing import data_uri
 from byov.report.groups import Group, each_reading
 from byov.report.intervals import wilson
-from byov.report.sources import thinned
+from byov.report.sources import evenly_spaced
 
 ENTROPY_BINS = 24
 Record = dict[str, Any]
@@ -66,7 +66,7 @@ def risk(groups: Sequence[Group]) -> dict[str, Any]:
     for where, name, rows in by_condition(groups):
         curve = curve_of_errors(1 - joined(rows, "confidence"), 1 - joined(rows, "correct"))
         pairs = zip(curve.coverage.tolist(), curve.risk.tolist(), strict=True)
-        points = [[round(coverage, 5), round(value, 5)] for coverage, value in thinned(list(pairs), 80)]
+        points = [[round(coverage, 5), round(value, 5)] for coverage, value in evenly_spaced(list(pairs), 80)]
         found.setdefault(where, {})[name] = {"points": points, "aurc": curve.risk.mean().item()}
     return found
 

@@ -68,18 +68,18 @@ def over_seeds(first: Sequence[float], second: Sequence[float], paired: bool = F
 
 
 @dataclass(frozen=True)
-class Hits:
+class ImageRecords:
     """What was predicted for the same n images under each of R conditions, such as shifts: (R, n) each."""
 
     confidence: Array
     correct: Array
 
     @classmethod
-    def of(cls, rows: Sequence[dict[str, Any]]) -> Hits:
+    def of(cls, rows: Sequence[dict[str, Any]]) -> ImageRecords:
         return cls(*(np.array([row[name] for row in rows], dtype=np.float64) for name in ("confidence", "correct")))
 
 
-def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
+def resampled_ece(hits: ImageRecords, counts: Array, bins: int) -> Array:
     """Return for each resample the mean ECE over conditions; `counts` (B, n) says how often each image was drawn."""
     total = np.zeros(len(counts))
     edges = np.arange(1, bins) / bins
@@ -90,7 +90,7 @@ def resampled_ece(hits: Hits, counts: Array, bins: int) -> Array:
     return total / len(hits.confidence)
 
 
-def over_images(first: Sequence[Hits], second: Sequence[Hits], bins: int) -> Interval:
+def over_images(first: Sequence[ImageRecords], second: Sequence[ImageRecords], bins: int) -> Interval:
     """Estimate ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over images both saw.
 
     An image is drawn with all its shifted versions and by all models at once. It says how another test set would

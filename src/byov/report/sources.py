@@ -160,18 +160,18 @@ def _owner(name: str, path: Path, runs: list[ReportedRun], what: str) -> Reporte
     return runs[-1]
 
 
-def finite(value: Any) -> Any:
+def nan_to_none(value: Any) -> Any:
     """Return the same tree with None for NaN and infinities, which JSON does not know."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: nan_to_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [nan_to_none(item) for item in value]
     return value
 
 
-def thinned(items: Sequence[Any], most: int = 200) -> list[Any]:
+def evenly_spaced(items: Sequence[Any], most: int = 200) -> list[Any]:
     """Return at most `most` of the items, evenly spaced, the first and the last among them."""
     if len(items) <= most:
         return list(items)

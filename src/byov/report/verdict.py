@@ -11,7 +11,7 @@ from math import floor, log10
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score, twin
-from byov.report.intervals import Hits, Interval, estimate, mean_error, over_images, over_seeds, wilson
+from byov.report.intervals import ImageRecords, Interval, estimate, mean_error, over_images, over_seeds, wilson
 from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
@@ -40,10 +40,10 @@ class Side:
     def values(self, score: str, clean: bool) -> list[float]:
         return self.group.values(score, self.reading, clean)
 
-    def hits(self, clean: bool) -> list[Hits]:
+    def hits(self, clean: bool) -> list[ImageRecords]:
         """Return what each run predicted for each image; nothing where that was not recorded of all."""
         each = [run.records(self.reading, clean) if run.parts.get("paired") else [] for run in self.group.evaluated]
-        return [Hits.of(rows) for rows in each] if all(each) else []
+        return [ImageRecords.of(rows) for rows in each] if all(each) else []
 
     @property
     def protocol(self) -> dict[str, Any]:

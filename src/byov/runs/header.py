@@ -115,13 +115,13 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
     about = state["recipe"]
     if about.get("kind") not in kinds:
         raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {about.get('kind')!r}.")
-    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int}) or _odd_numbers(about)
+    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int}) or _wrong_moments(about)
     if wrong:
         raise ValueError(f"{file} is damaged: of its header, {wrong}.")
     return Header(file, about, state.get("step") or 0, state.get("total") or 0)
 
 
-def _odd_numbers(about: dict[str, Any]) -> str:
+def _wrong_moments(about: dict[str, Any]) -> str:
     """Return what is impossible in the shape and the moments of the images; empty if nothing is."""
     shape, mean, std = about["shape"], about["data"]["mean"], about["data"]["std"]
     if len(shape) != 2:

@@ -26,7 +26,7 @@ from byov.posterior.prior import EMA, Normal, Prior, TeacherMean, TeacherNormal
 from byov.posthoc.evidence import Evidence
 from byov.sharing import hub, origin
 from byov.sharing.card import Measured, card, measured_rows
-from byov.sharing.tensors import PRIOR, collected, fill
+from byov.sharing.tensors import PRIOR, load_tensors, tensors_of
 from byov.train import checkpoint
 from byov.version import __version__
 
@@ -80,7 +80,7 @@ def save(
     if there := [name for name in (ABOUT, WEIGHTS, CARD) if (folder / name).exists() and not force]:
         raise FileExistsError(f"{folder / there[0]} exists: choose another folder, or say force=True.")
     rows = measured_rows(measured)
-    tensors = collected(model)
+    tensors = tensors_of(model)
     about = _about(model, tensors, recipe)
     text = card(about, rows, sum(factor.layout.numel for factor in model.factors))
     # What is read first is written last: whoever finds it finds the rest.
@@ -143,7 +143,7 @@ def load(
         families: classes of families of your own.
         device: where the model is put.
     """
-    folder = hub.fetched(str(folder), (ABOUT, WEIGHTS, CARD), hub_options)
+    folder = hub.find_or_download(str(folder), (ABOUT, WEIGHTS, CARD), hub_options)
     if missing := [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} is not a saved posterior: it has no {' and no '.join(missing)}.")
     about = read_json(folder / ABOUT)
@@ -214,7 +214,7 @@ def _posterior(
     model = bayesianize(net, rules, prior=prior, shared_draw=about["shared_draw"])
     if getattr(prior, "ema", None) is not None and f"{PRIOR}ema.variance_0" not in tensors:
         prior.ema = EMA(model, variance=False)
-    fill(model, tensors)
+    load_tensors(model, tensors)
     frozen = set(about["frozen"])
     for name, parameter in model.net.named_parameters():
         parameter.requires_grad_(name not in frozen)

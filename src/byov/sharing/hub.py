@@ -31,7 +31,7 @@ def push(write: Callable[[Path], None], repo_id: str, **options: Any) -> str:
         return Saved().push_to_hub(repo_id, **{"commit_message": "Share a posterior", **options})
 
 
-def fetched(name: str, files: tuple[str, ...], options: Mapping[str, Any]) -> Path:
+def find_or_download(name: str, files: tuple[str, ...], options: Mapping[str, Any]) -> Path:
     """Return the folder of this name, or else a copy of the repository that is called so on the Hub."""
     folder = Path(name).expanduser()
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):

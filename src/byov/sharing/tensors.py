@@ -59,7 +59,7 @@ def places(model: BayesianModule) -> Iterator[Place]:
 
 
 @torch.no_grad()
-def collected(model: BayesianModule) -> dict[str, Tensor]:
+def tensors_of(model: BayesianModule) -> dict[str, Tensor]:
     """Return all tensors of a posterior by their names in the file; tied ones are one tensor under each name."""
     state, found = model.state_dict(), dict[str, Tensor]()
     for place in places(model):
@@ -80,7 +80,7 @@ def _means(factor: Factor) -> dict[str, Tensor]:
     return {**factor.layout.with_ties(named), **factor.mean_buffers()}
 
 
-def fill(model: BayesianModule, tensors: Mapping[str, Tensor]) -> None:
+def load_tensors(model: BayesianModule, tensors: Mapping[str, Tensor]) -> None:
     """Load a posterior's tensors into a model, in their own dtypes; refuse those of another network."""
     own, state = model.state_dict(keep_vars=True), dict[str, Tensor]()
     for place in places(model):
