@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import byov
 from byov.prediction.result import Moments
 
-from .networks import STRATEGIES, Net, by_hand, same, spread
+from .networks import Net, by_hand, same, spread
 
 
 def check(serving: byov.Serving, x: Any, seed: int = 7, atol: float = 1e-12) -> None:
@@ -23,12 +23,6 @@ def check(serving: byov.Serving, x: Any, seed: int = 7, atol: float = 1e-12) -> 
     assert_close(found, by_hand(serving.model, x, 6, seed), rtol=0, atol=atol)
 
 
-@pytest.fixture
-def model() -> byov.BayesianModule:
-    return spread(byov.bayesianize(mlp(), byov.Gaussian(-4.0))).double()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rules", [byov.Gaussian(-1.0), byov.EMP(3), {byov.output_layer: byov.Ensemble(3)}], ids=str)
 def test_it_follows_the_weights_their_dtype_and_the_batches(rules: Any, strategy: Any) -> None:
     model, x = spread(byov.bayesianize(Net(), rules)).double(), torch.randn(5, 6).double()
@@ -54,7 +48,6 @@ def test_it_follows_the_weights_their_dtype_and_the_batches(rules: Any, strategy
         check(serving, rows)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("tolerance", [None, 0.02])
 def test_calls_are_those_of_predict(model: byov.BayesianModule, strategy: Any, tolerance: float | None) -> None:
     """To the bit, and from the global stream too: every call has draws of its own."""
@@ -104,7 +97,6 @@ def x() -> Tensor:
     return (torch.randn(60, 6, generator=seeded()) * torch.linspace(0.02, 6.0, 60)[:, None]).double()
 
 
-@pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
 def test_every_input_stops_at_the_first_look_below_the_tolerance(
     stopping: byov.BayesianModule, x: Tensor, strategy: Any
 ) -> None:

@@ -23,11 +23,6 @@ COVERS: dict[str, Any] = {"all": None, "output": byov.output_layer, "norms": byo
 MIXED = {"0.weight": byov.Gaussian(-4.0), "0.*": byov.EMP(3), byov.output_layer: byov.Dropout(0.3)}
 
 
-@pytest.fixture
-def model() -> byov.BayesianModule:
-    return spread(byov.bayesianize(mlp(), byov.Gaussian(-4.0))).double()
-
-
 @pytest.mark.parametrize(
     ("kind", "cover"), [(kind, cover) for kind in KINDS for cover in (COVERS if kind in NETWORKS else ["all"])]
 )
@@ -64,7 +59,6 @@ def test_every_family_on_every_network(family: Family, kind: str, cover: str) ->
         assert torch.backends.mha.get_fastpath_enabled()  # which vmap cannot batch, and switches off for itself
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rules", [{"*": byov.Gaussian(-2.0)}, {"3.*": byov.Gaussian(-2.0)}, MIXED], ids=str)
 def test_draws_are_those_of_sample(strategy: Any, rules: Any) -> None:
     """In the plain network, with the weights that `model.sample` gives for the same generator."""
@@ -76,7 +70,6 @@ def test_draws_are_those_of_sample(strategy: Any, rules: Any) -> None:
     assert_close(found.draws, torch.stack(expected).detach())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_generator_moves_on_by_the_draws(model: byov.BayesianModule, strategy: Any) -> None:
     """So that two calls of few draws have those of one call of many."""
     x, generator = torch.randn(5, 6).double(), seeded()
@@ -182,7 +175,6 @@ def test_nothing_is_differentiated(model: byov.BayesianModule) -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rule", ["*", "3.*"])
 def test_inference_mode_gives_the_same(strategy: Any, rule: str) -> None:
     model, x = byov.bayesianize(mlp(), {rule: byov.Gaussian(-2.0)}), torch.randn(5, 6)
@@ -204,7 +196,6 @@ def test_a_compiled_or_parallel_model(model: byov.BayesianModule) -> None:
         same(byov.predict(wrapped, x, 10, generator=seeded()), expected)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rule", ["*", "3.*"])
 def test_low_precision_is_averaged_in_float32(strategy: Any, rule: str) -> None:
     model, x = spread(byov.bayesianize(mlp(), {rule: byov.Gaussian(-3.0)})), torch.randn(5, 6)
