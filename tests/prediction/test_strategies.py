@@ -56,7 +56,6 @@ def test_every_family_on_every_network(family: Family, kind: str, cover: str) ->
         assert used in (None, found.strategy)
         assert snapshot(model) == before
         assert (model.training, first.training) == (True, False)
-        assert torch.backends.mha.get_fastpath_enabled()  # which vmap cannot batch, and switches off for itself
 
 
 @pytest.mark.parametrize("rules", [{"*": byov.Gaussian(-2.0)}, {"3.*": byov.Gaussian(-2.0)}, MIXED], ids=str)
@@ -144,6 +143,16 @@ def test_a_network_that_vmap_cannot_batch() -> None:
     for refused in (model, recurrent):
         with pytest.raises(RuntimeError, match=r"^torch.vmap cannot batch this network .*: use strategy='loop'\.$"):
             byov.predict(refused, x, 10, "vmap")
+
+
+def test_batched_attention_is_not_run_as_one_operation() -> None:
+    """That one has no batching rule; the user's own setting is back afterwards."""
+    enabled = torch.backends.mha.get_fastpath_enabled
+    seen: list[bool] = []
+    model = byov.bayesianize(mlp(), byov.Gaussian())
+    model.net[0].register_forward_hook(lambda *_: seen.append(enabled()))
+    byov.predict(model, torch.randn(4, 6), 5, "vmap")
+    assert (seen[0], enabled()) == (False, True)
 
 
 def test_a_plain_network_takes_one_pass() -> None:
