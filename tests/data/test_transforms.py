@@ -198,14 +198,8 @@ def test_the_paper_s_imagenet_is_read_as_224_of_256_pixels(tmp_path: Path) -> No
                 Image.fromarray(pixels.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / f"{i}.png")
     words = [f"model.name=python:{__name__}:network", "posterior.family=none", "train.accelerator=cpu"]
     words += ["data.name=imagenet", f"data.root={tmp_path}", "data.image_size=32", "augment=resized-crop"]
-    words += [
-        "crop.size=28",
-        "train.epochs=1",
-        "train.batch=8",
-        "train.workers=0",
-        "train.warmup=0",
-        "data.holdout=0.25",
-    ]
+    words += ["crop.size=28", "train.epochs=1", "train.batch=8", "train.workers=0", "train.warmup=0"]
+    words += ["data.holdout=0.25"]
     recipe = load_config(Supervised, None, words)
     assert start(recipe, tmp_path / "run")
     assert start(recipe, tmp_path / "run", resume=True)
