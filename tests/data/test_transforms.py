@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import CenterCrop, Resize
 from torchvision.transforms.v2 import functional as reference
 
@@ -167,6 +168,21 @@ def test_it_cuts_and_resizes_as_torchvision_does() -> None:
         expected = reference.resize(part, [12, 12], reference.InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
         expected = expected.flip(-1) if flipped[i] else expected
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+def test_areas_and_aspects_are_in_their_ranges() -> None:
+    crop = ResizedCrop(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    uniforms = crop.draw(4000, torch.Generator().manual_seed(0))
+    _, _, height, width = place_crops(crop.scale, crop.ratio, *uniforms.split((2 * TRIES, 2, 1), 1)[:2], 256, 256)
+    area, aspect = height * width / 256**2, width / height
+    assert 0.078 < float(area.min()) < 0.09
+    assert 0.97 < float(area.max()) <= 1
+    assert 0.74 < float(aspect.min()) < 0.78
+    assert 1.28 < float(aspect.max()) < 1.35
+    torch.manual_seed(0)
+    theirs = [RandomResizedCrop.get_params(torch.empty(1, 256, 256), [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(1000)]
+    mean = sum(h * w for _, _, h, w in theirs) / 1000 / 256**2  # below 0.54: large ones fit less often
+    assert float(area.mean()) == pytest.approx(mean, abs=4 * 0.26 * (1 / 4000 + 1 / 1000) ** 0.5)
 
 
 @pytest.mark.parametrize(
