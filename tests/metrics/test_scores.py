@@ -1,4 +1,7 @@
-"""Scores against scikit-learn, torch.distributions and brute force, the Brier parts against their definitions."""
+"""Scores against scikit-learn, torch.distributions and brute force; the Brier parts against their definitions.
+
+Corruption errors are held to the formulas of the patching paper, D.4, written out.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entropies against scipy, detection against scikit-learn, risk–coverage curves against brute force."""
+"""Entropies against scipy, detection and retrieval against scikit-learn, risk–coverage curves against brute force."""
 
 from itertools import permutations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from byov import metrics
 from byov.metrics import functional as F
-from byov.metrics.functional import uncertainty as retrieval
+from byov.metrics.functional import uncertainty
 
 from .inputs import problems, random_problem
 
@@ -130,9 +130,9 @@ def test_both_are_scikit_learns(seed: int, samples: int, width: int, classes: in
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, embeddings, labels = problem(0, 50, 4, 3)
-    whole = retrieval.retrieval_errors(embeddings, labels)
-    monkeypatch.setattr(retrieval, "CHUNK", 7)
-    assert torch.equal(retrieval.retrieval_errors(embeddings, labels), whole)
+    whole = uncertainty.retrieval_errors(embeddings, labels)
+    monkeypatch.setattr(uncertainty, "CHUNK", 7)
+    assert torch.equal(uncertainty.retrieval_errors(embeddings, labels), whole)
 
 
 def test_embeddings_of_two_widths_are_refused() -> None:
