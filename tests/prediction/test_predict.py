@@ -136,8 +136,14 @@ def test_loose_and_tight_tolerances(stopping: byov.BayesianModule, x: Tensor) ->
         assert set(found.samples.tolist()) == {draws}
 
 
-def test_a_regression_stops_too() -> None:
-    line = byov.bayesianize(torch.nn.Linear(1, 1, bias=False), byov.Gaussian(-2.0))
+class Flat(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze(1)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Flat])
+def test_a_regression_stops_too(layer: type[nn.Linear]) -> None:
+    line = byov.bayesianize(layer(1, 1, bias=False), byov.Gaussian(-2.0))
     x = torch.tensor([[0.0], [0.3], [30.0]])
     draws = by_hand(line, x, 200, softmax=False)
     found = byov.predict(line, x, 200, tolerance=0.02, generator=seeded(), task="regression", precision=1.0)
@@ -191,17 +197,6 @@ def test_a_regression_without_a_precision_has_no_entropy() -> None:
     assert_close(with_noise.epistemic, found.epistemic)
     assert_close(with_noise.aleatoric, torch.full((3, 1), 0.25))
     assert_close(with_noise.mean, found.mean)
-
-
-def test_a_regression_with_one_number_per_input() -> None:
-    class Flat(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).squeeze(1)
-
-    model, x = byov.bayesianize(Flat(2, 1), byov.Gaussian(-2.0)), torch.randn(5, 2)
-    for tolerance in (None, 0.05):
-        found = byov.predict(model, x, 40, tolerance=tolerance, task="regression")
-        assert found.mean.shape == found.std.shape == (5,)
 
 
 def test_moments_survive_where_the_difference_of_squares_does_not() -> None:
