@@ -38,7 +38,7 @@ def test_noises_have_their_closed_form_moments() -> None:
         assert abs(float(hit.mean()) - 0.5) < 0.01
 
 
-@pytest.mark.parametrize(("severity", "degrees"), [(1, 5), (3, 20), (5, 45)])
+@pytest.mark.parametrize(("severity", "degrees"), enumerate((5, 10, 20, 30, 45), start=1))
 def test_rotation_is_torchvisions(images: Tensor, severity: int, degrees: float) -> None:
     found = augment(images, "rotation", severity, seeded())
     turned = [tv.rotate(images, sign * degrees, InterpolationMode.BILINEAR) for sign in (1, -1)]
@@ -47,7 +47,7 @@ def test_rotation_is_torchvisions(images: Tensor, severity: int, degrees: float)
     assert float((found[:, :, 0, 0] == 0).float().mean()) == 1.0
 
 
-@pytest.mark.parametrize(("severity", "slope"), [(1, 0.1), (5, 0.5)])
+@pytest.mark.parametrize(("severity", "slope"), enumerate((0.1, 0.2, 0.3, 0.4, 0.5), start=1))
 def test_shear_moves_a_row_by_slope_times_its_height(severity: int, slope: float) -> None:
     columns = (torch.arange(81.0) / 80).expand(16, 3, 81, 81)
     change = (augment(columns, "shear", severity, seeded())[:, 0, 50, 40] - 0.5) * 80
@@ -55,7 +55,7 @@ def test_shear_moves_a_row_by_slope_times_its_height(severity: int, slope: float
     assert len(change.sign().unique()) == 2
 
 
-@pytest.mark.parametrize(("severity", "distance"), [(1, 0.05), (5, 0.3)])
+@pytest.mark.parametrize(("severity", "distance"), enumerate((0.05, 0.1, 0.15, 0.2, 0.3), start=1))
 def test_translation_has_its_length_in_any_direction(severity: int, distance: float) -> None:
     ramp = torch.arange(81.0) / 80
     images = torch.stack((ramp.expand(81, 81), ramp.expand(81, 81).T, torch.zeros(81, 81))).repeat(64, 1, 1, 1)
@@ -88,9 +88,11 @@ def test_colour_augmentations_are_torchvisions(images: Tensor) -> None:
         assert nearest(augment(images, "brightness", severity, seeded()), candidates).max() < 1e-6
 
 
-def test_solarize_and_posterize_are_torchvisions_and_pillows(images: Tensor) -> None:
+def test_solarize_posterize_and_jpeg_are_torchvisions_and_pillows(images: Tensor) -> None:
     for severity, threshold in enumerate((0.9, 0.75, 0.6, 0.45, 0.3), start=1):
         assert torch.equal(augment(images, "solarize", severity), tv.solarize(images, threshold))
+    for severity, quality in enumerate((50, 30, 20, 10, 5), start=1):
+        assert torch.equal(augment(images, "jpeg", severity), tv.jpeg((images * 255).round().byte(), quality) / 255)
     pixels = (images[0] * 255).round().byte().permute(1, 2, 0)
     for severity, bits in enumerate((5, 4, 3, 2, 1), start=1):
         expected = tv.pil_to_tensor(ImageOps.posterize(Image.fromarray(pixels.numpy()), bits))
@@ -119,5 +121,5 @@ def test_cutout_covers_its_square_anywhere() -> None:
 
 def test_every_augmentation_is_in_one_of_these_tests() -> None:
     named = {"gaussian_noise", "salt_and_pepper", "rotation", "shear", "translation", "blur", "saturation", "hue"}
-    named |= {"contrast", "brightness", "solarize", "posterize", "elastic", "cutout"}
-    assert set(AUGMENTATIONS) == named | {"jpeg"}  # JPEG is compared with Pillow beside the corruptions
+    named |= {"contrast", "brightness", "solarize", "posterize", "elastic", "cutout", "jpeg"}
+    assert set(AUGMENTATIONS) == named

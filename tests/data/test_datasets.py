@@ -1,4 +1,4 @@
-"""Sets of images in memory and in folders: contents, digests, resizing, holding out."""
+"""Sets of images in memory and in picture files: contents, digests, resizing, holding out, formats."""
 
 import hashlib
 import os

@@ -56,33 +56,6 @@ def test_images_of_a_batch_have_draws_of_their_own(f: Shift) -> None:
     assert differ == (f.name not in fixed or f is AUGMENTATIONS["brightness"])
 
 
-# Steps (k: from severity k to k + 1) at which the published parameters themselves make no larger change: the elastic
-# transform's affine map shrinks with the severity (in ImageNet-C from 49 px to 5 px); glass blur trades reach, blur and
-# iterations for one another; CIFAR-10-C's motion blur only adds taps of weight 0; snow and frost darken too.
-FLAT_STEPS = {
-    ("elastic_transform", 32): {1, 2, 3, 4},
-    ("elastic_transform", 224): {1, 2, 3, 4},
-    ("glass_blur", 32): {1, 2, 3, 4},
-    ("glass_blur", 224): {1, 3},
-    ("motion_blur", 32): {3},
-    ("snow", 224): {2},
-    ("frost", 32): {3, 4},
-    ("frost", 224): {3},
-}
-
-
-@pytest.mark.parametrize("f", SHIFTS)
-@pytest.mark.parametrize("size", [32, 224])
-def test_the_change_grows_with_the_severity(f: Shift, size: int) -> None:
-    images = images_of(size, count=96 if size == 32 else 6)
-    changes = [float((f(images, severity, seeded(9)) - images).abs().mean()) for severity in (1, 2, 3, 4, 5)]
-    flat = FLAT_STEPS.get((f.name, size), set()) if CORRUPTIONS.get(f.name) is f else set()
-    assert min(changes) > 0.001
-    assert all(changes[step] > changes[step - 1] for step in {1, 2, 3, 4} - flat), changes
-    if len(flat) < 4:
-        assert changes[4] > 1.3 * changes[0]
-
-
 @pytest.mark.parametrize("f", SHIFTS)
 @settings(max_examples=15, deadline=None)
 @given(

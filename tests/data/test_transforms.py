@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import CenterCrop, Resize
 from torchvision.transforms.v2 import functional as reference
 
@@ -169,6 +170,21 @@ def test_it_cuts_and_resizes_as_torchvision_does() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
 
 
+def test_areas_and_aspects_are_in_their_ranges() -> None:
+    crop = ResizedCrop(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    uniforms = crop.draw(4000, torch.Generator().manual_seed(0))
+    _, _, height, width = place_crops(crop.scale, crop.ratio, *uniforms.split((2 * TRIES, 2, 1), 1)[:2], 256, 256)
+    area, aspect = height * width / 256**2, width / height
+    assert 0.078 < float(area.min()) < 0.09
+    assert 0.97 < float(area.max()) <= 1
+    assert 0.74 < float(aspect.min()) < 0.78
+    assert 1.28 < float(aspect.max()) < 1.35
+    torch.manual_seed(0)
+    theirs = [RandomResizedCrop.get_params(torch.empty(1, 256, 256), [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(1000)]
+    mean = sum(h * w for _, _, h, w in theirs) / 1000 / 256**2  # below 0.54: large ones fit less often
+    assert float(area.mean()) == pytest.approx(mean, abs=4 * 0.26 * (1 / 4000 + 1 / 1000) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -198,14 +214,8 @@ def test_the_paper_s_imagenet_is_read_as_224_of_256_pixels(tmp_path: Path) -> No
                 Image.fromarray(pixels.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / f"{i}.png")
     words = [f"model.name=python:{__name__}:network", "posterior.family=none", "train.accelerator=cpu"]
     words += ["data.name=imagenet", f"data.root={tmp_path}", "data.image_size=32", "augment=resized-crop"]
-    words += [
-        "crop.size=28",
-        "train.epochs=1",
-        "train.batch=8",
-        "train.workers=0",
-        "train.warmup=0",
-        "data.holdout=0.25",
-    ]
+    words += ["crop.size=28", "train.epochs=1", "train.batch=8", "train.workers=0", "train.warmup=0"]
+    words += ["data.holdout=0.25"]
     recipe = load_config(Supervised, None, words)
     assert start(recipe, tmp_path / "run")
     assert start(recipe, tmp_path / "run", resume=True)

@@ -54,37 +54,42 @@ def corruption_errors() -> tuple[dict[str, list[float]], float]:
     return {"fog": error[1:3], "snow": error[3:5]}, error[0]
 
 
-def relative(function: Callable[..., Any], denominator: str) -> Callable[[], Any]:
-    return lambda: function(*corruption_errors(), BASELINE, 0.2, denominator)
+def of_labels(build: Callable[[], Metric], function: Callable[..., Any], *settings: Any) -> Case:
+    """A metric of forecasts and labels alone."""
+    return Case(build, classified, lambda: function(PROBS, LABELS, *settings))
+
+
+def of_corruptions(build: Callable[..., Metric], function: Callable[..., Any]) -> Case:
+    return Case(
+        lambda: build(BASELINE), lambda i: corrupted(i, clean=False), lambda: function(corruption_errors()[0], BASELINE)
+    )
+
+
+def of_clean_and_corrupted(build: Callable[..., Metric], function: Callable[..., Any], denominator: str) -> Case:
+    return Case(
+        lambda: build(BASELINE, 0.2, denominator),
+        corrupted,
+        lambda: function(*corruption_errors(), BASELINE, 0.2, denominator),
+    )
 
 
 CASES = {
-    "accuracy": Case(metrics.Accuracy, classified, lambda: F.accuracy(PROBS, LABELS)),
-    "top-3": Case(lambda: metrics.Accuracy(top_k=3), classified, lambda: F.accuracy(PROBS, LABELS, 3)),
-    "nll": Case(metrics.NLL, classified, lambda: F.nll(PROBS, LABELS)),
+    "accuracy": of_labels(metrics.Accuracy, F.accuracy),
+    "top-3": of_labels(lambda: metrics.Accuracy(top_k=3), F.accuracy, 3),
+    "nll": of_labels(metrics.NLL, F.nll),
     "log nll": Case(
         lambda: metrics.NLL(log_input=True), lambda i: [(PROBS[i].log(), LABELS[i])], lambda: F.nll(PROBS, LABELS)
     ),
-    "ece": Case(metrics.CalibrationError, classified, lambda: F.calibration_error(PROBS, LABELS)),
+    "ece": of_labels(metrics.CalibrationError, F.calibration_error),
+    "mce": of_labels(lambda: metrics.CalibrationError(20, "max", min_count=6), F.calibration_error, 20, "max", 6),
+    "adaptive": of_labels(lambda: metrics.AdaptiveCalibrationError(7), F.adaptive_calibration_error, 7),
+    "diagram": of_labels(lambda: metrics.ReliabilityDiagram(8), F.reliability_diagram, 8),
     "floor": Case(metrics.CalibrationFloor, classified, lambda: F.calibration_floor(PROBS)),
-    "mce": Case(
-        lambda: metrics.CalibrationError(20, "max", min_count=6),
-        classified,
-        lambda: F.calibration_error(PROBS, LABELS, 20, "max", 6),
-    ),
-    "adaptive": Case(
-        lambda: metrics.AdaptiveCalibrationError(7),
-        classified,
-        lambda: F.adaptive_calibration_error(PROBS, LABELS, 7),
-    ),
-    "diagram": Case(lambda: metrics.ReliabilityDiagram(8), classified, lambda: F.reliability_diagram(PROBS, LABELS, 8)),
-    "brier": Case(metrics.Brier, classified, lambda: F.brier_score(PROBS, LABELS)),
-    "parts": Case(
-        lambda: metrics.BrierDecomposition(CLASSES), classified, lambda: F.brier_decomposition(PROBS, LABELS)
-    ),
-    "risk": Case(metrics.RiskCoverage, scored, lambda: F.risk_coverage(PROBS, LABELS, ENTROPY)),
+    "brier": of_labels(metrics.Brier, F.brier_score),
+    "parts": of_labels(lambda: metrics.BrierDecomposition(CLASSES), F.brier_decomposition),
+    "aurc of confidence": of_labels(metrics.AURC, F.aurc),
     "aurc": Case(metrics.AURC, scored, lambda: F.aurc(PROBS, LABELS, ENTROPY)),
-    "aurc of confidence": Case(metrics.AURC, classified, lambda: F.aurc(PROBS, LABELS)),
+    "risk": Case(metrics.RiskCoverage, scored, lambda: F.risk_coverage(PROBS, LABELS, ENTROPY)),
     "auroc": Case(metrics.OODAUROC, lambda i: [(ENTROPY[i], OOD[i])], lambda: F.ood_auroc(ENTROPY[~OOD], ENTROPY[OOD])),
     "fpr95": Case(
         metrics.FPR95,
@@ -105,26 +110,10 @@ CASES = {
         lambda i: [(DRAWS[:, i], TARGET[i])],
         lambda: F.log_predictive_density(DRAWS, TARGET, 0.5),
     ),
-    "ce": Case(
-        lambda: metrics.CorruptionError(BASELINE),
-        lambda i: corrupted(i, clean=False),
-        lambda: F.corruption_error(corruption_errors()[0], BASELINE),
-    ),
-    "mce-c": Case(
-        lambda: metrics.MeanCorruptionError(BASELINE),
-        lambda i: corrupted(i, clean=False),
-        lambda: F.mean_corruption_error(corruption_errors()[0], BASELINE),
-    ),
-    "rce": Case(
-        lambda: metrics.RelativeCorruptionError(BASELINE, 0.2),
-        corrupted,
-        relative(F.relative_corruption_error, "baseline"),
-    ),
-    "rmce": Case(
-        lambda: metrics.RelativeMeanCorruptionError(BASELINE, 0.2, denominator="own"),
-        corrupted,
-        relative(F.relative_mean_corruption_error, "own"),
-    ),
+    "ce": of_corruptions(metrics.CorruptionError, F.corruption_error),
+    "mce-c": of_corruptions(metrics.MeanCorruptionError, F.mean_corruption_error),
+    "rce": of_clean_and_corrupted(metrics.RelativeCorruptionError, F.relative_corruption_error, "baseline"),
+    "rmce": of_clean_and_corrupted(metrics.RelativeMeanCorruptionError, F.relative_mean_corruption_error, "own"),
 }
 
 

@@ -17,11 +17,11 @@ def random_problem(
 
 
 @st.composite
-def problems(draw: st.DrawFn, ties: bool | None = None) -> tuple[Tensor, Tensor]:
-    """Up to 60 samples and 6 classes; with `ties`, probabilities are eighths and sit on the edges of the bins."""
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Up to 60 samples and 6 classes; half of them have ties, eighths that sit on the edges of the bins."""
     samples, classes, seed = draw(st.integers(1, 60)), draw(st.integers(1, 6)), draw(st.integers(0, 2**32 - 1))
     probs, labels = random_problem(seed, samples, classes, skew=draw(st.sampled_from([0.0, 2.0])))
-    if draw(st.booleans()) if ties is None else ties:
+    if draw(st.booleans()):
         generator = torch.Generator().manual_seed(seed)
         picks = probs.multinomial(8, replacement=True, generator=generator)
         probs = torch.zeros_like(probs).scatter_add_(1, picks, torch.ones_like(picks, dtype=probs.dtype)) / 8

@@ -1,4 +1,4 @@
-"""A shell over any split into batches, merged from any parts, gives the number of its function on the whole."""
+"""A shell over any split into batches, or into processes, gives the number of its function on the whole."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Entropies against scipy, detection against scikit-learn, risk–coverage curves against brute force."""
+"""Entropies against scipy, detection and retrieval against scikit-learn, risk–coverage curves against brute force."""
 
 from itertools import permutations
 
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from byov import metrics
 from byov.metrics import functional as F
-from byov.metrics.functional import aurc, entropy, fpr95, fpr_at_tpr, mutual_information, ood_auroc, risk_coverage
-from byov.metrics.functional import uncertainty as retrieval
+from byov.metrics.functional import uncertainty
 
 from .inputs import problems, random_problem
 
@@ -25,25 +24,25 @@ scores = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(lambda xs: to
 @given(problems())
 def test_entropy_matches_scipy(problem: tuple[Tensor, Tensor]) -> None:
     probs, _ = problem
-    assert entropy(probs).numpy() == pytest.approx(scipy_entropy(probs.numpy(), axis=1), abs=1e-12)
+    assert F.entropy(probs).numpy() == pytest.approx(scipy_entropy(probs.numpy(), axis=1), abs=1e-12)
 
 
 def test_total_is_aleatoric_plus_epistemic() -> None:
     draws = torch.stack([random_problem(seed, 20, 4)[0] for seed in range(7)])
     aleatoric = np.mean([scipy_entropy(draw.numpy(), axis=1) for draw in draws], axis=0)
     total = scipy_entropy(draws.mean(0).numpy(), axis=1)
-    assert mutual_information(draws).numpy() == pytest.approx(total - aleatoric, abs=1e-12)
-    agreeing = mutual_information(draws[0].expand(5, 20, 4))
+    assert F.mutual_information(draws).numpy() == pytest.approx(total - aleatoric, abs=1e-12)
+    agreeing = F.mutual_information(draws[0].expand(5, 20, 4))
     assert agreeing.numpy() == pytest.approx(np.zeros(20), abs=1e-12)
     assert (agreeing >= 0).all()
 
 
 @given(scores, scores)
 def test_auroc_matches_scikit_learn(inside: Tensor, outside: Tensor) -> None:
-    value = ood_auroc(inside, outside).item()
+    value = F.ood_auroc(inside, outside).item()
     truth = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
     assert value == pytest.approx(roc_auc_score(truth, torch.cat([inside, outside]).numpy()), abs=1e-12)
-    assert ood_auroc(outside, inside).item() == pytest.approx(1 - value, abs=1e-12)
+    assert F.ood_auroc(outside, inside).item() == pytest.approx(1 - value, abs=1e-12)
 
 
 @given(scores, scores, st.sampled_from([0.05, 0.07, 0.5, 0.75, 0.95, 1.0]))
@@ -53,22 +52,22 @@ def test_fpr_is_the_first_point_of_the_roc_curve_that_reaches_the_tpr(
     truth = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
     fprs, tprs, _ = roc_curve(truth, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
     expected = fprs[np.argmax(tprs >= tpr - 1e-9)]
-    assert fpr_at_tpr(inside, outside, tpr).item() == pytest.approx(expected, abs=1e-12)
-    assert fpr95(inside, outside) == fpr_at_tpr(inside, outside, 0.95)
+    assert F.fpr_at_tpr(inside, outside, tpr).item() == pytest.approx(expected, abs=1e-12)
+    assert F.fpr95(inside, outside) == F.fpr_at_tpr(inside, outside, 0.95)
 
 
 def test_seven_per_cent_of_a_hundred_are_seven() -> None:
     """0.07 · 100 is 7.000000000000001 in floating point, which must not ask for an eighth."""
     outside = torch.arange(100.0)
-    assert fpr_at_tpr(torch.tensor([91.5, 92.5, 93.5]), outside, tpr=0.07).item() == pytest.approx(1 / 3)
-    assert fpr95(torch.tensor([3.5, 4.5, 5.5]), outside).item() == pytest.approx(1 / 3)  # 5 is the 95th largest
+    assert F.fpr_at_tpr(torch.tensor([91.5, 92.5, 93.5]), outside, tpr=0.07).item() == pytest.approx(1 / 3)
+    assert F.fpr95(torch.tensor([3.5, 4.5, 5.5]), outside).item() == pytest.approx(1 / 3)  # 5 is the 95th largest
 
 
 def test_float64_scores_are_not_rounded_together() -> None:
     inside = torch.tensor([1 + 1e-12], dtype=torch.float64)
-    assert ood_auroc(inside, inside + 1e-12) == 1
-    assert ood_auroc(inside, inside) == 0.5
-    assert ood_auroc(inside, inside - 5e-13) == 0
+    assert F.ood_auroc(inside, inside + 1e-12) == 1
+    assert F.ood_auroc(inside, inside) == 0.5
+    assert F.ood_auroc(inside, inside - 5e-13) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
@@ -81,16 +80,16 @@ def test_ties_are_the_mean_over_all_orders(samples: list[tuple[int, bool]]) -> N
         wrong = [w for _, w in sorted(order, key=lambda sample: sample[0])]
         curves.append([sum(wrong[:i]) / i for i in range(1, len(wrong) + 1)])
     expected = torch.tensor(curves, dtype=torch.float64).mean(0)
-    curve = risk_coverage(probs, labels, uncertainty)
+    curve = F.risk_coverage(probs, labels, uncertainty)
     assert curve.risk.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
     assert curve.coverage.tolist() == pytest.approx([i / len(samples) for i in range(1, len(samples) + 1)])
-    assert aurc(probs, labels, uncertainty).item() == pytest.approx(expected.mean().item(), abs=1e-12)
+    assert F.aurc(probs, labels, uncertainty).item() == pytest.approx(expected.mean().item(), abs=1e-12)
 
 
 def test_without_a_score_the_least_confident_are_set_aside_first() -> None:
     probs, labels = random_problem(0, 300, 4)
-    expected = risk_coverage(probs, labels, -probs.amax(1))
-    assert torch.equal(risk_coverage(probs, labels).risk, expected.risk)
+    expected = F.risk_coverage(probs, labels, -probs.amax(1))
+    assert torch.equal(F.risk_coverage(probs, labels).risk, expected.risk)
 
 
 def problem(seed: int, samples: int, width: int, classes: int, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,9 +130,9 @@ def test_both_are_scikit_learns(seed: int, samples: int, width: int, classes: in
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, embeddings, labels = problem(0, 50, 4, 3)
-    whole = retrieval.retrieval_errors(embeddings, labels)
-    monkeypatch.setattr(retrieval, "CHUNK", 7)
-    assert torch.equal(retrieval.retrieval_errors(embeddings, labels), whole)
+    whole = uncertainty.retrieval_errors(embeddings, labels)
+    monkeypatch.setattr(uncertainty, "CHUNK", 7)
+    assert torch.equal(uncertainty.retrieval_errors(embeddings, labels), whole)
 
 
 def test_embeddings_of_two_widths_are_refused() -> None:

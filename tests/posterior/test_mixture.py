@@ -14,6 +14,7 @@ from byov.posterior import Family
 from byov.posterior.layout import Layout, Slot, occurrences
 
 PROBS = (0.5, 0.3, 0.2)
+KINDS, DROPPING = (byov.Ensemble, byov.EMP, byov.ECMP), (byov.Dropout, byov.DropConnect)
 
 
 def numbered(net: nn.Module, family: Family) -> byov.BayesianModule:
@@ -180,18 +181,9 @@ def test_float64_statistics_are_averaged_in_float64() -> None:
 
 SPREAD: list[Family] = [
     byov.Gaussian(-2.0),
-    byov.Ensemble(3, probs=PROBS),
-    byov.EMP(3, probs=PROBS),
-    byov.ECMP(3, probs=PROBS),
-    byov.Ensemble(2, sigma=0.3),
-    byov.EMP(2, sigma=0.3),
-    byov.ECMP(2, sigma=0.3),
-    byov.Dropout(0.0),
-    byov.DropConnect(0.0),
-    byov.Dropout(0.3),
-    byov.DropConnect(0.3),
-    byov.Dropout(0.3, sigma=0.2),
-    byov.DropConnect(0.3, sigma=0.2),
+    *[kind(3, probs=PROBS) for kind in KINDS],
+    *[kind(2, sigma=0.3) for kind in KINDS],
+    *[kind(p, sigma=sigma) for kind in DROPPING for p, sigma in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.2))],
 ]
 
 
@@ -208,7 +200,7 @@ def test_mean_and_std_are_those_of_the_draws(family: Family) -> None:
         assert ((squares.mean(0) - sigma**2).abs() <= 4.5 * squares.std(0) / n**0.5 + 1e-5).all(), name
 
 
-@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+@pytest.mark.parametrize("kind", KINDS)
 def test_sigma_adds_normal_noise_of_that_size(kind: type[byov.EMP]) -> None:
     net = small()
     draws = byov.bayesianize(net, kind(2, sigma=0.3, spread=0.0)).sample(1000, seeded())  # the components are equal
@@ -244,7 +236,7 @@ def test_spread_moves_the_components_apart_and_not_their_mean() -> None:
     assert torch.equal(components["1.bias"], torch.zeros(5, 40))  # of nothing, a share is nothing
 
 
-@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+@pytest.mark.parametrize("kind", KINDS)
 def test_unless_told_components_start_apart_by_a_share_that_fits_the_depth(kind: type[byov.EMP]) -> None:
     net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
     torch.manual_seed(0)
@@ -264,7 +256,7 @@ def test_unless_told_components_start_apart_by_a_share_that_fits_the_depth(kind:
 
 
 @pytest.mark.parametrize("probs", [None, PROBS])
-@pytest.mark.parametrize("kind", [byov.Ensemble, byov.EMP, byov.ECMP])
+@pytest.mark.parametrize("kind", KINDS)
 def test_equation_6_by_brute_force(kind: type, probs: tuple[float, ...] | None) -> None:
     model = byov.bayesianize(small(), kind(3, probs=probs))
     shake(model, 0.5)
@@ -282,7 +274,7 @@ def test_equation_6_by_brute_force(kind: type, probs: tuple[float, ...] | None) 
         assert model.kl(prior).item() == pytest.approx(total, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", [byov.Dropout, byov.DropConnect])
+@pytest.mark.parametrize("kind", DROPPING)
 def test_equation_6_for_a_zero_component(kind: type) -> None:
     """Components M = mean/(1−p) and 0 with probabilities 1−p and p; a bias has one component."""
     p, m, s = 0.3, 0.2, 0.7
@@ -313,15 +305,15 @@ DROPS = [({"p": p}, r" needs a probability of dropping in \[0, 1\)") for p in (1
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "sentence"),
-    [(kind, *case) for kind in (byov.Ensemble, byov.EMP, byov.ECMP) for case in (*COMPONENTS, *SIGMAS)]
-    + [(kind, *case) for kind in (byov.Dropout, byov.DropConnect) for case in (*DROPS, *SIGMAS)]
+    [(kind, *case) for kind in KINDS for case in (*COMPONENTS, *SIGMAS)]
+    + [(kind, *case) for kind in DROPPING for case in (*DROPS, *SIGMAS)]
     + [
         (byov.Ensemble, {"k": 3, "zero": True}, " has no component at zero"),
         (byov.EMP, {"learn_probs": True, "zero": True}, ".* has fixed probabilities"),
     ],
 )
 def test_bad_mixtures_are_refused_in_a_sentence(kind: type, arguments: dict[str, Any], sentence: str) -> None:
-    usual: dict[str, Any] = {"p": 0.1} if kind in (byov.Dropout, byov.DropConnect) else {"k": 2}
+    usual: dict[str, Any] = {"p": 0.1} if kind in DROPPING else {"k": 2}
     with pytest.raises(ValueError, match=f"{kind.__name__}{sentence}"):
         kind(**{**usual, **arguments})
 

@@ -14,32 +14,18 @@ import byov
 from .cell import FAMILIES
 
 
-class Temperature(nn.Module):
-    """A parameter without dimensions."""
+class Odd(nn.Module):
+    """A parameter without dimensions, and a buffer that is replaced, not changed in place."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.temperature = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.temperature
-
-
-class RunningBuffer(nn.Module):
-    """A buffer that is replaced, not changed in place."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
+        self.layer, self.temperature = nn.Linear(3, 3), nn.Parameter(torch.tensor(2.0))
         self.register_buffer("seen", torch.tensor(0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.seen = self.seen + len(x)
-        return self.layer(x)
+        return self.layer(x) * self.temperature
 
 
 OTHERS: list[tuple[nn.Module, tuple[int, ...]]] = [
@@ -50,7 +36,7 @@ OTHERS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (weight_norm(nn.Linear(3, 4)), (2, 3)),
     (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0), 1), (2, 3, 4)),
     (nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.GroupNorm(1, 3), nn.PReLU()), (1, 2, 4, 4)),
-    (Temperature(), (2, 3)),
+    (Odd(), (2, 3)),
 ]
 
 
@@ -77,7 +63,7 @@ def test_other_kinds_of_network(net: nn.Module, shape: tuple[int, ...], family: 
 
 @pytest.mark.parametrize("family", [byov.Gaussian(), byov.Ensemble(2)], ids=repr)
 def test_a_buffer_that_is_replaced_is_kept(family: Any) -> None:
-    model = byov.bayesianize(RunningBuffer(), family)
+    model = byov.bayesianize(Odd(), family)
     noise = [{"z": torch.tensor([1])}] if isinstance(family, byov.Ensemble) else model.noise()
     with model.draw(noise=noise):
         for _ in range(3):

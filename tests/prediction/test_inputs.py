@@ -12,15 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import byov
 
-from .networks import STRATEGIES, Net, by_hand, same, snapshot, spread
+from .networks import Net, by_hand, same, snapshot, spread
 
 
-@pytest.fixture
-def model() -> byov.BayesianModule:
-    return spread(byov.bayesianize(mlp(), byov.Gaussian(-4.0))).double()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rule", ["*", "3.*"])
 def test_a_loader_is_one_batch_whatever_its_batch_size(rule: str, strategy: Any) -> None:
     model = spread(byov.bayesianize(mlp(), {rule: byov.Gaussian(-3.0)})).double()
@@ -48,7 +42,6 @@ def test_the_generator_ends_where_one_batch_leaves_it(model: byov.BayesianModule
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loader_may_fill_the_same_memory_again(strategy: Any) -> None:
     x, memory = torch.randn(12, 6), torch.empty(3, 6)
 
@@ -155,7 +148,6 @@ def test_bad_inputs(x: Any, error: type[Exception], sentence: str) -> None:
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
 @pytest.mark.parametrize("tolerance", [None, 0.01])
 @pytest.mark.parametrize("net", [mlp, Net])
 def test_weights_that_are_not_numbers(net: Any, strategy: Any, tolerance: float | None) -> None:

@@ -129,7 +129,6 @@ def test_a_drift_too_small_for_rounding_to_tell() -> None:
     assert agree(byov.bayesianize(net, HEAD), torch.randn(4, 6), atol=0).strategy == "loop"
 
 
-@pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])
 def test_outputs_that_lie_in_the_weights(strategy: Any) -> None:
     model, x = byov.bayesianize(Net(BATCHED["returns weights"]), HEAD), torch.randn(4, 6)
     found = byov.predict(model, x, 5, strategy, generator=seeded(), task="regression", keep=True)
@@ -161,7 +160,6 @@ def test_a_random_body_in_a_class_of_torch(wrap: Any) -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("outside", [False, True])
-@pytest.mark.parametrize("strategy", ["loop", "auto", "vmap"])
 def test_autocast_inside_the_network(inside: bool, outside: bool, strategy: Any) -> None:
     def casts(net: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=inside):

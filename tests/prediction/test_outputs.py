@@ -71,7 +71,6 @@ TASKS: dict[str, tuple[Any, str | None, Any, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_task_is_its_closed_form(kind: str, strategy: Any) -> None:
     what, task, probabilities, classes = TASKS[kind]
@@ -91,7 +90,6 @@ def test_a_task_is_its_closed_form(kind: str, strategy: Any) -> None:
     assert_close(got.mutual_information, total - aleatoric)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("way", ["halves", "pair", "names", "flat"])
 def test_a_mean_and_a_variance(strategy: Any, way: str) -> None:
     ways = {
@@ -200,7 +198,6 @@ ONE = "one number in each place, .*add task='classification'.*'regression'"
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_bad_tasks_and_outputs(
     what: Any, options: Any, error: type[Exception], sentence: str, strategy: Any, plain: bool
 ) -> None:
@@ -237,7 +234,6 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("rules", [byov.Gaussian(-3.0), HEAD], ids=["all", "head"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_module_around_a_posterior(strategy: Any, rules: Any) -> None:
     outer, x = Around(byov.bayesianize(Net(), rules)), torch.randn(5, 6)
     generator, expected = seeded(), []

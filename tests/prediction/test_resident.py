@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import byov
 
-from .networks import KINDS, STRATEGIES, agree, by_hand, snapshot, spread
+from .networks import KINDS, agree, by_hand, snapshot, spread
 
 
 class Fails(nn.Module):
@@ -27,7 +27,6 @@ class Fails(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("passes", [0, 3])
 @pytest.mark.parametrize("kind", ["mlp-batchnorm", "tied", "lstm", "shared", "head"])
 @pytest.mark.parametrize("family", [byov.Gaussian(-3.0), byov.Ensemble(3)], ids=lambda f: type(f).__name__)
