@@ -234,7 +234,9 @@ def test_a_run_is_stopped_and_resumed_by_the_command(tmp_path: Path, call: Any) 
     """That it is neither overwritten nor changed is in tests/train."""
     status, _, said = call(*arguments(tmp_path, "train.minutes=1e-9"))
     assert status == 0
-    assert "stopped at its time limit (step 1 of 8; continue with --resume)" in " ".join(said.split())
+    shown = " ".join(said.split())
+    assert "their noise may cost up to βP/2N = 0.05 of the loss, which for BYOL lies between 0 and 8." in shown
+    assert "stopped at its time limit (step 1 of 8; continue with --resume)" in shown
     status, _, said = call(*arguments(tmp_path, resume=True))
     assert (status, "finished" in said, state(tmp_path)["step"]) == (0, True, 8)
 
