@@ -7,6 +7,7 @@ from math import cos, pi
 
 import pytest
 import torch
+from students import images, student
 from torch import Tensor, nn
 
 from byov.ssl.byol import BYOL
@@ -16,17 +17,6 @@ from byov.ssl.views import View, Views
 
 PLAIN = View(area=(1.0, 1.0), aspect=(1.0, 1.0), flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
 BETA = torch.tensor(0.0)
-
-
-def student(channels: int = 1) -> Student:
-    encoder = nn.Sequential(
-        nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-    )
-    return Student(encoder, 16, hidden=12, outputs=6)
-
-
-def images(n: int = 10) -> Tensor:
-    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8)
 
 
 def apart(module: BYOL, decay: float = 0.3) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from students import images, student
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
@@ -31,11 +32,6 @@ class Reveal(nn.Module):
         return x.flatten(1) @ self.weight
 
 
-def student() -> Student:
-    encoder = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6))
-    return Student(encoder, 6, hidden=10, outputs=5)
-
-
 def make(
     net: Student | None = None,
     prior: PriorName = "normal",
@@ -45,10 +41,6 @@ def make(
     std: float = 1.0,
 ) -> BYOV:
     return BYOV(net or student(), Views(), coverage(cover, log_var), prior_by_name(prior, std), kl_scale, 0.9).train()
-
-
-def images(n: int = 10) -> Tensor:
-    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8)
 
 
 def posterior(module: BYOV) -> BayesianModule:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from processes import RANKS, in_two_processes, take_part
 from saved_runs import differences, state
+from students import images
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -50,29 +51,24 @@ every = pytest.mark.parametrize("name", LIGHTLY)
 TEACHERS = {"byol", "moco", "dino"}
 
 
-def encoder() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 12))
-
-
 def recipe(name: str, *changes: str) -> Pretrain:
     """A few steps of a small student; DINO's prototypes are its outputs."""
     small = ["model.hidden=16", "model.outputs=8", "train.epochs=1", "train.batch=64", "train.warmup=0"]
     here = ["data.holdout=0.8", "train.accelerator=cpu", "train.devices=1", "train.log_every=1"]
-    own = [f"model.encoder=python:{Path(__file__).stem}:encoder", f"ssl.objective={name}"]
+    own = ["model.encoder=python:students:encoder", f"ssl.objective={name}"]
     return load_config(Pretrain, None, [*small, *here, *own, *changes])
 
 
 def learner(name: str, *changes: str) -> Learner:
     """The same first weights for every posterior."""
     torch.manual_seed(0)
-    data = ImageSet("noise", torch.randint(0, 256, (N, 1, 8, 8), dtype=torch.uint8))
+    data = ImageSet("noise", images(N))
     return build(recipe(name, *changes), data, 1, torch.device("cpu")).train()
 
 
 def batch(module: Learner) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(1)
-    images = torch.randint(0, 256, (N, 1, 8, 8), dtype=torch.uint8)
-    return images, module.views.draw(N), torch.tensor(0.1)
+    return images(N), module.views.draw(N), torch.tensor(0.1)
 
 
 def outputs() -> Outputs:
@@ -242,13 +238,12 @@ def test_a_run_in_pieces_equals_a_run_in_one_and_is_restored(name: str, tmp_path
     assert found == recipe(name, "posterior.prior=teacher-mean", "train.compile=false", "train.precision=32-true")
     assert not module.training
     assert differences(saved, dict(module.state_dict())) == []
-    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
-    assert features(module, images, draws=2).shape == (2, 5, 12)
+    assert features(module, images(5), draws=2).shape == (2, 5, 12)
     if name in TEACHERS:
-        assert features(module, images, network="teacher").shape == (5, 12)
+        assert features(module, images(5), network="teacher").shape == (5, 12)
     else:
         with pytest.raises(ValueError, match=f"{OBJECTIVES[name].title} has no teacher"):
-            features(module, images, network="teacher")
+            features(module, images(5), network="teacher")
 
 
 @pytest.mark.slow
@@ -285,7 +280,7 @@ def test_an_objective_is_named_by_a_recipe() -> None:
     assert learner("vicreg", "ssl.weights=[1, 2, 3]").objective.weights == (1.0, 2.0, 3.0)
     for changes, sentence in (
         (["ssl.objective=vicrec"], "no objective called 'vicrec': byol, simsiam"),
-        (["ssl.objective=python:test_objectives:encoder"], "no subclass of"),
+        (["ssl.objective=python:students:encoder"], "no subclass of"),
         (["ssl.objective=vicreg", "ssl.temperature=1"], "VICReg has no temperature"),
         (["ssl.objective=barlow", "ssl.weights=[1, 2]"], "Barlow Twins has 1 weights"),
         (["ssl.weights=[1]"], "BYOL has 0 weights"),

@@ -275,6 +275,7 @@ def test_from_dict_undoes_to_dict(config: Recipe) -> None:
     plain = to_dict(config)
     assert json.loads(json.dumps(plain)) == plain
     assert repr(from_dict(Recipe, plain)) == repr(config)
+    assert plain == to_dict(config)  # and is left alone
 
 
 def test_one_key_is_read_without_knowing_the_recipe(tmp_path: Path) -> None:

@@ -8,16 +8,6 @@ from hypothesis import strategies as st
 from byov.train.schedules import scale_decay, tau, warmup_cosine
 
 
-def test_warmup_cosine_at_start_middle_and_end() -> None:
-    assert warmup_cosine(0, 110, 10, base=0.4) == 0.0
-    assert warmup_cosine(5, 110, 10, base=0.4) == pytest.approx(0.2)
-    assert warmup_cosine(10, 110, 10, base=0.4) == 0.4
-    assert warmup_cosine(60, 110, 10, base=0.4, end=0.1) == pytest.approx(0.25)
-    assert warmup_cosine(110, 110, 10, base=0.4, end=0.1) == pytest.approx(0.1)
-    assert warmup_cosine(1, 2) == pytest.approx(0.5)
-    assert warmup_cosine(0, 2) == 1.0
-
-
 def test_the_cosine_is_torchs() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.01)

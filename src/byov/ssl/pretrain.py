@@ -159,8 +159,21 @@ class PretrainTask:
         return {name: getattr(self.module, name) for name in ("kl_scale", "tau_base", "tau_end")}
 
     def note(self) -> str:
-        posterior = self.recipe.posterior
-        return noise_cost(self.module, posterior.beta_end) if posterior.gaussian else ""
+        """Say what a Gaussian posterior's noise may cost.
+
+        Where the data hold a weight in place, its noise settles where it costs β/2N of loss; where they do not, it is
+        free.
+        """
+        module, posterior = self.module, self.recipe.posterior
+        if not posterior.gaussian:
+            return ""
+        assert module.kl_scale is not None
+        weights, beta = sum(factor.layout.numel for factor in module.factors), posterior.beta_end
+        most = beta * weights / (2 * module.kl_scale)
+        return (
+            f"{weights:,} weights have a posterior. With β = {beta:g} and N = {module.kl_scale:,.0f} their noise may"
+            f" cost up to βP/2N = {most:.3g} of the loss, which for {module.objective.title} {module.objective.extent}."
+        )
 
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
@@ -195,20 +208,6 @@ def _heads(kind: type[Objective], model: EncoderConfig, features: int, norms: bo
     name = f"model.hidden = {hidden} with model.outputs = {outputs}"
     check_memory((2 if kind.teacher else 1) * 4 * count, name)
     return kind.heads(features, hidden, outputs, norms)
-
-
-def noise_cost(module: Learner, beta: float) -> str:
-    """Say what a Gaussian posterior's noise may cost.
-
-    Where the data hold a weight in place, its noise settles where it costs β/2N of loss; where they do not, it is free.
-    """
-    assert module.kl_scale is not None
-    weights = sum(factor.layout.numel for factor in module.factors)
-    most = beta * weights / (2 * module.kl_scale)
-    return (
-        f"{weights:,} weights have a posterior. With β = {beta:g} and N = {module.kl_scale:,.0f} their noise may cost"
-        f" up to βP/2N = {most:.3g} of the loss, which for {module.objective.title} {module.objective.extent}."
-    )
 
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:

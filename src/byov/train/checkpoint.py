@@ -18,8 +18,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +52,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         raise ValueError("The state holds itself, or is nested too deeply, to be saved.") from None
     if len(skeleton) > _HEADER_LIMIT:
         raise ValueError("The state holds too many plain values for a checkpoint: put long lists into tensors.")
-    with _writing(path):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, because safetensors writes to a temporary file with a name of its choice.
         with TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
@@ -60,13 +60,6 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
             os.replace(written, path)
         if os.name != "nt":  # Windows cannot open folders
             _fsync(path.parent)  # the new name too
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Say in one sentence that a file could not be written, and why."""
-    try:
-        yield
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise OSError(f"{path} could not be written: {reason}. The checkpoint before it is kept.") from error

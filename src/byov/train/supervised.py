@@ -212,16 +212,15 @@ def build(
         try_image(net, name, data.channels, size)
     if world > 1:
         net = synchronise(net, device)
-    covered, net = with_posterior(net, posterior, recipe.model.pretrained)
-    number = posterior.number(len(data), covered)
+    net, number = with_posterior(net, posterior, recipe.model.pretrained, len(data))
     return Classifier(net, recipe.augmentation(data.mean, data.std), number, posterior, recipe.train.batch_size)
 
 
-def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) -> tuple[int, nn.Module]:
-    """Return how many weights are covered, and the network with its posterior, or as it is where there is none."""
+def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool, examples: int) -> tuple[nn.Module, float]:
+    """Return the network with its posterior, or as it is where there is none, and N for so many examples."""
     rules = posterior.rules(pretrained)
     if rules is None:
-        return 1, net
+        return net, posterior.number(examples, 1)
     if posterior.on == "before-norm":
         net = add_gates(net)
     prior = Normal(0.0, posterior.prior_std)
@@ -231,7 +230,7 @@ def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool) ->
             factor.requires_grad_(False)
         if pretrained and isinstance(factor.family, Ensemble) and posterior.start == "auto":
             _new_heads(net, factor)
-    return sum(factor.layout.numel for factor in model.factors), model
+    return model, posterior.number(examples, sum(factor.layout.numel for factor in model.factors))
 
 
 @torch.no_grad()

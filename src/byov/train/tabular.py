@@ -178,8 +178,7 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
         raise ValueError(f"A table's network is mlp, or python:module:function, not {name!r}.")
     if world > 1:
         net = synchronise(net, device)
-    covered, net = with_posterior(net, recipe.posterior, pretrained=False)
-    number = recipe.posterior.number(len(like), covered)
+    net, number = with_posterior(net, recipe.posterior, pretrained=False, examples=len(like))
     return Regressor(net, number, recipe.posterior, recipe.train.batch_size, targets, recipe.model.precision)
 
 
