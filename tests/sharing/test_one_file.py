@@ -37,7 +37,11 @@ def agrees(model: byov.BayesianModule, path: Path, x: Any, draws: Any, **options
 
 
 SOME = [(KINDS["bert"], byov.Gaussian(), "m.pt2"), (KINDS["timm-vit"], byov.EMP(2), "m.onnx")]
-EVERY = [pytest.param(*pair.values, name, marks=pytest.mark.slow) for pair in GRID for name in ("m.pt2", "m.onnx")]
+EVERY = [
+    pytest.param(*pair.values, name, id=f"{pair.id}-{name}", marks=pytest.mark.slow)
+    for pair in GRID
+    for name in ("m.pt2", "m.onnx")
+]
 
 
 @pytest.mark.parametrize(("kind", "family", "name"), [*SOME, *EVERY])
