@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from byov.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from byov.evaluation.opened import open as open
+    from byov.evaluation.opened_run import open as open
     from byov.evaluation.representation import representation_uncertainty
     from byov.posterior import (
         ECMP,
@@ -58,7 +58,7 @@ _ELSEWHERE = {
     "check": "byov.evaluation.check",
     "features": "byov.ssl.features",
     "fit": "byov.train.fit",
-    "open": "byov.evaluation.opened",
+    "open": "byov.evaluation.opened_run",
     "representation_uncertainty": "byov.evaluation.representation",
 }
 """Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no

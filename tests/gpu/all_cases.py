@@ -1,6 +1,6 @@
 """Every case: importing a module registers its own."""
 
-from . import noise, predictions, pretraining, runs, steps
+from . import following, noise, predictions, pretraining, runs, steps
 from .registry import CASES
 
-__all__ = ["CASES", "noise", "predictions", "pretraining", "runs", "steps"]
+__all__ = ["CASES", "following", "noise", "predictions", "pretraining", "runs", "steps"]

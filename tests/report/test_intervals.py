@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from byov.metrics.functional import calibration_error, reliability_diagram
-from byov.report.images import diagram
+from byov.report.diagrams import diagram
 from byov.report.intervals import ImageRecords, Interval, mean_error, over_images, over_seeds, resampled_ece, wilson
 
 

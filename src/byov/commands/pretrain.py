@@ -38,6 +38,6 @@ def command(
 
     changes = [*(set_ or []), *([] if objective is None else [f"ssl.objective={objective}"])]
     if start(load_config(Pretrain, recipe, changes), run, resume) and first_process():
-        from byov.evaluation.final import pretrain_lines
+        from byov.evaluation.end_of_run import pretrain_lines
 
         show(*pretrain_lines(run))

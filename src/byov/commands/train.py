@@ -34,6 +34,6 @@ def command(
     if str(value_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
         tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
     elif supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume) and first_process():
-        from byov.evaluation.final import train_lines
+        from byov.evaluation.end_of_run import train_lines
 
         show(*train_lines(run))

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from byov.data import image_ops, transforms
-from byov.data.corruptions import digital
+from byov.data.corruptions import noise
 from byov.data.shift import Shift, find, integers, shift, signs, smooth_noise, uniform
 
-gaussian_noise = shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))(digital.gaussian_noise.apply)
+gaussian_noise = shift(byov=(0.04, 0.08, 0.12, 0.18, 0.26))(noise.gaussian_noise.apply)
 
 
 @shift(byov=(0.01, 0.03, 0.06, 0.12, 0.2))
 def salt_and_pepper(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
     """Turn whole pixels black or white, each with probability amount/2."""
     count, _, height, width = images.shape
-    return digital.salt_and_pepper(images, uniform((count, 1, height, width), 0.0, 1.0, images, generator), amount)
+    return noise.salt_and_pepper(images, uniform((count, 1, height, width), 0.0, 1.0, images, generator), amount)
 
 
 @shift(byov=(0.1, 0.2, 0.3, 0.4, 0.5))

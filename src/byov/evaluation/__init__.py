@@ -8,7 +8,7 @@ from byov.evaluation.agreement import (
     human_entropy,
     predictive_std,
 )
-from byov.evaluation.draws import Convergence, NoiseVariance, convergence, noise_variance
+from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance, convergence, noise_variance
 from byov.evaluation.gallery import Gallery, gallery
 from byov.evaluation.layers import LayerHistory, layer_history
 from byov.evaluation.representation import Representation, representation_uncertainty

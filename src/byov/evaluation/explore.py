@@ -14,7 +14,7 @@ from byov.data import cifar10h
 from byov.data.augmentations import augment
 from byov.data.labelled import labelled
 from byov.evaluation.agreement import both_scales, human_agreement, predictive_std
-from byov.evaluation.draws import convergence, noise_variance
+from byov.evaluation.convergence_and_noise import convergence, noise_variance
 from byov.evaluation.gallery import gallery
 from byov.evaluation.layers import layer_history, per_epoch
 from byov.evaluation.retrieval import detection, retrieval, run_measures

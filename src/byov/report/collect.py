@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import byov
 from byov.data.shift import Shift
 from byov.evaluation import results
-from byov.evaluation.draws import score_convergence
+from byov.evaluation.convergence_and_noise import score_convergence
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
 from byov.evaluation.retrieval import without_labels
@@ -23,7 +23,7 @@ from byov.evaluation.rows import CLEAN, READINGS, Row, evaluate, plan, shifts_fo
 from byov.evaluation.scores import main_scores
 from byov.files import read_json, write_json
 from byov.prediction import Prediction
-from byov.report.images import gallery_entries
+from byov.report.diagrams import gallery_entries
 from byov.report.sources import ReportedRun, nan_to_none
 from byov.runs import CHECKPOINT, Reading, Run, open_run
 from byov.runs.run import Pretrained

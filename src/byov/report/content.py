@@ -15,9 +15,9 @@ import byov
 from byov.evaluation.layers import layer_history
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.rows import CLEAN, summarise
+from byov.report.diagrams import calibration, entropy, risk
 from byov.report.formatting import GLOSSARY
 from byov.report.groups import Group, each_reading, row_score
-from byov.report.images import calibration, entropy, risk
 from byov.report.intervals import estimate
 from byov.report.sources import ReportedRun, Sources, evenly_spaced, nan_to_none
 from byov.report.verdict import verdict

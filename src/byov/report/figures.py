@@ -11,7 +11,7 @@ import torch
 from torch import Generator
 
 from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
-from byov.evaluation.draws import Convergence, NoiseVariance
+from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance
 from byov.evaluation.gallery import Gallery, Shown
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
 from byov.evaluation.pruning import Curve

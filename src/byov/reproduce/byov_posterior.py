@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from byov.evaluation.agreement import MEASURES, HumanAgreement, read_alignment
-from byov.evaluation.draws import Convergence, NoiseVariance
+from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance
 from byov.evaluation.explore import SEVERITY, about, explore
 from byov.evaluation.layers import PARTS, LayerHistory, aggregation, layer_history, per_epoch
 from byov.report.figures import EXPLORED, layers_figure

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 
 from byov.data.corruptions.blur import defocus_blur, glass_blur, motion_blur, zoom_blur
-from byov.data.corruptions.digital import (
-    contrast,
-    elastic_transform,
-    gaussian_noise,
-    impulse_noise,
-    jpeg_compression,
-    pixelate,
-    shot_noise,
-)
+from byov.data.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate
+from byov.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise
 from byov.data.corruptions.weather import brightness, fog, frost, snow
 from byov.data.shift import Shift, find
 

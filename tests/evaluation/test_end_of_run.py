@@ -14,7 +14,7 @@ import torch
 
 import byov
 from byov.evaluation import final
-from byov.evaluation.final import pretrain_lines, train_lines
+from byov.evaluation.end_of_run import pretrain_lines, train_lines
 from byov.runs import Reading, open_run
 
 SMALL = ("train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "model.hidden=16", "model.outputs=8")
@@ -86,5 +86,5 @@ def test_only_the_first_process_speaks(call: Any, tmp_path: Path, monkeypatch: p
 
 def test_a_network_of_nan_does_not_fail_the_run(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(call, "train", tmp_path / "run", *QUICK)
-    monkeypatch.setattr("byov.evaluation.final._batches", lambda *_: [(torch.full((2, 1, 8, 8), math.nan),) * 2])
+    monkeypatch.setattr("byov.evaluation.end_of_run._batches", lambda *_: [(torch.full((2, 1, 8, 8), math.nan),) * 2])
     assert train_lines(tmp_path / "run")[0].startswith("No scores: ")

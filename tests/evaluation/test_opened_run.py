@@ -11,7 +11,7 @@ from PIL import Image
 
 import byov
 from byov.data import load
-from byov.evaluation.opened import Opened, OpenedTable
+from byov.evaluation.opened_run import Opened, OpenedTable
 from byov.runs import Reading, open_run
 from byov.train.config import load_config
 from byov.train.tabular import Tabular, start

@@ -12,7 +12,7 @@ from processes import in_two_processes, take_part
 from torch import Generator, Tensor, nn
 
 import byov
-from byov.train.coordinate import coordinate_descent
+from byov.train.coordinate_descent import coordinate_descent
 
 HOW: dict[str, Any] = {"rounds": 12, "steps": 8, "lr": 0.02, "groups": 2, "seed": 3}
 X = torch.randn(64, 4, generator=Generator().manual_seed(0))
