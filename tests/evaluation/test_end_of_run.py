@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import byov
-from byov.evaluation import final
+from byov.evaluation import end_of_run
 from byov.evaluation.end_of_run import pretrain_lines, train_lines
 from byov.runs import Reading, open_run
 
@@ -46,7 +46,7 @@ def test_train_ends_with_the_scores_the_warnings_and_the_next_command(call: Any,
 
 def test_a_plain_network_has_one_line_of_scores(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of at most so many images, of those held out if the recipe holds any out."""
-    monkeypatch.setattr(final, "LIMIT", 50)
+    monkeypatch.setattr(end_of_run, "LIMIT", 50)
     out, _ = made(call, "train", tmp_path / "run", *QUICK, "posterior.family=none", "data.holdout=0.25")
     assert re.match(r"digits, held out: 50 inputs: accuracy \d+\.\d %, NLL \d\.\d{3}, ECE \d+\.\d %\nNext: ", out)
 
