@@ -22,7 +22,7 @@ from byov.data import Batch
 from byov.posterior import log_var_rate
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import make_fabric
-from byov.train.loop import Loop, Place
+from byov.train.loop import WIDE, Loop, Place, posterior_summary
 from byov.train.train_config import TrainConfig
 
 
@@ -371,3 +371,12 @@ def test_a_batch_must_be_shared_out_and_a_training_has_steps(tmp_path: Path) -> 
         with pytest.raises(ValueError, match="noise has"):
             make(tmp_path, replace(CONFIG, batch=36, accumulate=accumulate))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_weight_without_spread_is_certain_and_raises_no_alarm() -> None:
+    """Biases that start at 0 have equal components: their 0/0 is no wide posterior."""
+    net = torch.nn.BatchNorm1d(4)  # its scales are 1, its biases 0
+    summary = posterior_summary(byov.bayesianize(net, byov.EMP(3, spread=0.2)))
+    assert summary["snr"] > WIDE
+    wide = posterior_summary(byov.bayesianize(net, byov.Gaussian(log_var=4.0)))
+    assert wide["snr"] < WIDE

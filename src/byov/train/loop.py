@@ -28,6 +28,8 @@ from byov.train.optimizers import build_optimizer
 from byov.train.schedules import warmup_cosine
 from byov.train.train_config import TrainConfig
 
+CERTAIN = 1e30
+"""|μ|/σ of a weight without σ; a number, so that a log can hold it."""
 WIDE = 0.3
 """The median |μ|/σ below which a student without labels is warned. Of a ResNet-18 whose ratio fell to 0.001, and which
 ended 3 points below BYOL, the loss began to lag at about 1; at 0.3 it was past doubt, and half of the run was left."""
@@ -341,4 +343,5 @@ def posterior_summary(model: BayesianModule) -> dict[str, float]:
     """Return the mean σ and the median |μ|/σ over all covered weights."""
     std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
     mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
-    return {"sigma": float(std.mean()), "snr": float((mean.abs() / std.clamp_min(1e-30)).median())}
+    snr = torch.where(std > 0, mean.abs() / std, CERTAIN)  # 0/0 too: components that start at 0 are not wide
+    return {"sigma": float(std.mean()), "snr": float(snr.median())}
