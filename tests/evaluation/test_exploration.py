@@ -26,7 +26,7 @@ from byov.evaluation import (
     layer_history,
     predictive_std,
 )
-from byov.evaluation.agreement import gaussian_fit
+from byov.evaluation.alignment import gaussian_fit
 from byov.evaluation.layers import aggregation, per_epoch
 from byov.posterior.random import stream
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from byov.evaluation.agreement import predictive_std
+from byov.evaluation.alignment import predictive_std
 from byov.evaluation.explore import explore
 from byov.evaluation.retrieval import run_measures
 from byov.report.figures import EXPLORED

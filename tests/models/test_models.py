@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import byov
 from byov.models import cifar_resnet18, convnet, pyramidnet, regression_mlp, resnet, table3_mlp, vit
-from byov.models.networks import Patches
+from byov.models.vit import Patches
 
 
 def count(net: nn.Module) -> int:

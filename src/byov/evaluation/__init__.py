@@ -1,16 +1,11 @@
 """Numbers about a model: scores clean and under shift, and what its posterior looks like; one file per question."""
 
-from byov.evaluation.agreement import (
-    Alignment,
-    HumanAgreement,
-    alignment,
-    human_agreement,
-    human_entropy,
-    predictive_std,
-)
-from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance, convergence, noise_variance
+from byov.evaluation.alignment import Alignment, alignment, predictive_std
+from byov.evaluation.convergence import Convergence, convergence
 from byov.evaluation.gallery import Gallery, gallery
+from byov.evaluation.humans import HumanAgreement, human_agreement, human_entropy
 from byov.evaluation.layers import LayerHistory, layer_history
+from byov.evaluation.noise import NoiseVariance, noise_variance
 from byov.evaluation.representation import Representation, representation_uncertainty
 from byov.evaluation.rows import Row, evaluate, summarise
 from byov.evaluation.scores import scores

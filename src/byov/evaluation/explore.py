@@ -13,10 +13,12 @@ import torch
 from byov.data import cifar10h
 from byov.data.augmentations import augment
 from byov.data.labelled import labelled
-from byov.evaluation.agreement import both_scales, human_agreement, predictive_std
-from byov.evaluation.convergence_and_noise import convergence, noise_variance
+from byov.evaluation.alignment import both_scales, predictive_std
+from byov.evaluation.convergence import convergence
 from byov.evaluation.gallery import gallery
+from byov.evaluation.humans import human_agreement
 from byov.evaluation.layers import layer_history, per_epoch
+from byov.evaluation.noise import noise_variance
 from byov.evaluation.retrieval import detection, retrieval, run_measures
 from byov.evaluation.rows import which_images
 from byov.files import check_out, write_json

@@ -15,7 +15,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from byov.data.printable import reason
-from byov.models.networks import DEPTHS, SIZES, convnet, pyramidnet, resnet, start_as_byov, vit
+from byov.models.pyramidnet import pyramidnet
+from byov.models.resnet import DEPTHS, convnet, resnet
+from byov.models.vit import SIZES, start_as_byov, vit
 
 Builder = Callable[[int, int, int | None], nn.Module]  # classes, channels, image size
 PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")  # any depth and α, with bottlenecks or without

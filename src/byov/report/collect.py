@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import byov
 from byov.data.shift import Shift
 from byov.evaluation import results
-from byov.evaluation.convergence_and_noise import score_convergence
+from byov.evaluation.convergence import score_convergence
 from byov.evaluation.layers import layer_quantiles
 from byov.evaluation.pruning import curve, orders
 from byov.evaluation.retrieval import without_labels

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Generator
 
-from byov.evaluation.agreement import LEVELS, MEASURES, Alignment, HumanAgreement, read_alignment
-from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance
+from byov.evaluation.alignment import LEVELS, Alignment, read_alignment
+from byov.evaluation.convergence import Convergence
 from byov.evaluation.gallery import Gallery, Shown
+from byov.evaluation.humans import MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, QUANTITIES, LayerHistory
+from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.sweep import sweep_groups

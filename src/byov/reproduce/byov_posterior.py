@@ -21,10 +21,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from byov.evaluation.agreement import MEASURES, HumanAgreement, read_alignment
-from byov.evaluation.convergence_and_noise import Convergence, NoiseVariance
+from byov.evaluation.alignment import read_alignment
+from byov.evaluation.convergence import Convergence
 from byov.evaluation.explore import SEVERITY, about, explore
+from byov.evaluation.humans import MEASURES, HumanAgreement
 from byov.evaluation.layers import PARTS, LayerHistory, aggregation, layer_history, per_epoch
+from byov.evaluation.noise import NoiseVariance
 from byov.report.figures import EXPLORED, layers_figure
 from byov.reproduce.byov_runs import (
     BETAS,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from byov.models.registry import resolve
-from byov.ssl.byol import Bootstrap, SimSiam
-from byov.ssl.contrastive import MoCoV3, SimCLR
-from byov.ssl.decorrelation import BarlowTwins, VICReg
+from byov.ssl.barlow import BarlowTwins
+from byov.ssl.byol import Bootstrap
 from byov.ssl.dino import DINO
+from byov.ssl.moco import MoCoV3
 from byov.ssl.objective import Objective
+from byov.ssl.simclr import SimCLR
+from byov.ssl.simsiam import SimSiam
+from byov.ssl.vicreg import VICReg
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "byol": Bootstrap,
