@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER, RUNS = ROOT / "results" / "objectives", ROOT / "runs" / "objectives"
 FAMILIES = ("none", "gaussian")
+SPARSITY = 0.7
 SCORES = ("top1", "ece", "nll", "brier")
 
 
@@ -67,7 +68,18 @@ def make(name: str, family: str, seed: int) -> None:
     call("evaluate", str(run), "--shift", "augmentations", "--severities", "3", *device, "--out", str(full))
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     found = summary(json.loads(full.read_text())) | {"knn": float(knn[1]), "training": last}
+    found["pruned"] = pruned(run, ["snr", "magnitude"] if family == "gaussian" else ["magnitude"])
     out.write_text(json.dumps({"recipe": Path(recipe).stem, "family": family, "seed": seed, **found}, indent=1) + "\n")
+
+
+def pruned(run: Path, orders: list[str]) -> dict[str, list[float]]:
+    """Return top-1 and its error, SPARSITY of each layer's weights removed and nothing retrained, by order."""
+    out = run / "pruned.json"
+    out.unlink(missing_ok=True)
+    words = ["--sweep", "--by", ",".join(orders), "--scope", "layer", "--sparsities", f"0,{SPARSITY}"]
+    call("prune", str(run), *words, "--device", "cpu", "--out", str(out))
+    curves = json.loads(out.read_text())["curves"]
+    return {curve["by"]: [curve["top1"][1], curve["error"]["top1"][1]] for curve in curves}
 
 
 def summary(evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +104,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any], str], float]] = {
     "R-AUROC": lambda run, how: run["representation"]["r_auroc"][
         "spread_projector" if how == "under_draws" else "negative_norm"
     ][0],
+    "70 % pruned: top-1 %": lambda run, how: 100 * run["pruned"]["snr" if how == "under_draws" else "magnitude"][0],
 }
 DIGITS = {"NLL": 3, "shifted NLL": 2, "R-AUROC": 2}
 """Of a column; of the others 1."""

@@ -13,7 +13,7 @@ from byov.train.config import load_config
 from byov.train.loop import Place
 from byov.train.supervised import Supervised, SupervisedTask
 
-from .compare import ending, follow, noise_of, same_ending
+from .compare import ending, follow, move, noise_of, same_ending
 from .networks import blocks
 from .registry import ROOT, Setting, case
 
@@ -98,18 +98,20 @@ def accumulation(setting: Setting) -> str:
 
 @case(90, {name: [f"ssl.objective={name}"] for name in OBJECTIVES})
 def without_noise_it_trains_as_the_published_method(setting: Setting, variant: list[str]) -> str:
-    """At σ = 2e-9 for 60 steps, BYOV as BYOL and so on: the last 20 losses' mean within 2 %.
+    """At σ = 2e-9 for 60 steps, BYOV ends as BYOL does, and so on: the mean of the last 20 losses agrees within 2 %.
 
-    In float32 and at a small rate, so that rounding stays small: in bfloat16 two SimSiams that start 1e-9 apart end 2 %
-    to 8 % apart, compiled or not. `objective` compares bfloat16's gradients.
+    Some trainings amplify rounding errors more than that: SimSiam, started again with weights changed by 1e-6, ends 2 %
+    away on a CPU (results/gradients/simsiam_apart.txt). So the bound is three times that distance where it is larger.
+    In float32 and at a small rate, so that rounding errors stay small; `objective` compares bfloat16's gradients.
     """
     torch.set_float32_matmul_precision("highest")
     steps, last = setting.size((60, 20), (9, 3))
 
-    def end(changes: list[str], compiled: bool) -> float:
+    def end(changes: list[str], compiled: bool, moved: float = 0.0) -> float:
         task = pretrain_task(setting, [*changes, *variant])
         # Not ρ: Adam makes whole steps of its gradients, however small they are.
         learned = [p for name, p in task.module.student.named_parameters() if not name.endswith("log_var")]
+        move(learned, moved)
         optimizer = torch.optim.AdamW(learned, 1e-4, weight_decay=0.0, fused=True)
         return ending(
             task.module,
@@ -122,4 +124,6 @@ def without_noise_it_trains_as_the_published_method(setting: Setting, variant: l
         )
 
     still = ["posterior.log_var=-40", "posterior.beta_end=0"]
-    return same_ending(end(BYOL, False), end(still, False), end(still, True), within=0.02)
+    plain = end(BYOL, False)
+    apart = abs(end(BYOL, False, moved=1e-6) - plain)
+    return same_ending(plain, end(still, False), end(still, True), within=0.02, apart=apart)
