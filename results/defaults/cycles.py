@@ -1,0 +1,106 @@
+"""Are networks kept along one training a better default than SWAG? Held-out training rows only, never a test set.
+
+python results/defaults/cycles.py --root DATA --seeds 5      what cycles.json has is not made again
+
+Trainings, sets, shifts and seeds are those of averaged.py, which has the readings of SWAG and of a cosine schedule.
+"M cycles": the learning rate falls to 0 along a cosine and restarts, M times, and the network at the end of each cycle
+is a member (snapshot ensembles, Huang et al. 2017). "K of the last part": K networks from training at a constant rate,
+evenly spaced over its last part (checkpoint ensembles, Chen et al. 2017). The members' probabilities are averaged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+from pathlib import Path
+
+import torch
+from averaged import FIRST_SEED, numbers, show
+
+from byov.posterior.objective import log_var_rate
+from byov.reproduce.defaults_methods import BATCH, LR, STEPS, Fitted, Read
+from byov.reproduce.defaults_sets import Place, Task, names
+
+FILE = Path(__file__).with_suffix(".json")
+CYCLES = (1, 5)
+PARTS = {
+    "10 of the last three quarters": (0.25, 10),
+    "5 of the last half": (0.5, 5),
+    "10 of the last half": (0.5, 10),
+    "20 of the last half": (0.5, 20),
+    "10 of the last quarter": (0.75, 10),
+}
+
+
+def train(task: Task, seed: int, cycles: int, keep: set[int]) -> dict[int, Fitted]:
+    """Train with a rate of so many cycles (0: constant); return the networks after the steps given."""
+    torch.manual_seed(seed)
+    fitted, kept = Fitted(task.network()), {}
+    noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}
+    optimizer = torch.optim.Adam([{"params": fitted.net.parameters(), "lr": LR}, noise])
+    length = STEPS / max(cycles, 1)
+
+    def rate(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * (step % length) / length)) if cycles else 1.0
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    for step in range(1, STEPS + 1):
+        fitted.train()
+        i = torch.randint(len(task.x), (BATCH,))
+        loss = fitted.loss(task.x[i], task.y[i], task.regression)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step in keep:
+            kept[step] = copy.deepcopy(fitted)
+    return kept
+
+
+def read(task: Task, members: list[Fitted]) -> dict[str, float]:
+    return numbers(Read.ensemble([Read.of(member, task) for member in members]), task)
+
+
+def readings(task: Task, seed: int) -> dict[str, dict[str, float]]:
+    found = {}
+    for cycles in CYCLES:
+        ends = [round(STEPS * (i + 1) / cycles) for i in range(cycles)]
+        kept = list(train(task, seed, cycles, set(ends)).values())
+        found[f"{cycles} cycles"] = read(task, kept)
+        if cycles > 1:
+            found[f"{cycles} cycles, without the first"] = read(task, kept[1:])
+    steps = {
+        name: [round(STEPS * (start + (1 - start) * (i + 1) / count)) for i in range(count)]
+        for name, (start, count) in PARTS.items()
+    }
+    constant = train(task, seed, 0, {step for each in steps.values() for step in each} | {STEPS})
+    found["plain"] = read(task, [constant[STEPS]])
+    for name, each in steps.items():
+        found[name] = read(task, [constant[step] for step in each])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default=None)
+    parser.add_argument("--sets", default=",".join(names()))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--show", action="store_true")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for seed in range(FIRST_SEED, FIRST_SEED + words.seeds) if not words.show else ():
+        for name in words.sets.split(","):
+            rows = kept.setdefault(name, {})
+            if str(seed) in rows.get("plain", {}):
+                continue
+            for row, scores in readings(Place(name, seed % 20, words.root).task(), seed).items():
+                rows.setdefault(row, {})[str(seed)] = {k: round(v, 5) for k, v in scores.items()}
+            FILE.write_text(json.dumps(kept, indent=0))
+    show(kept)
+
+
+if __name__ == "__main__":
+    main()
