@@ -34,12 +34,21 @@ OTHER, PART, DRAWS = 500, 1024, 5
 """How many of Imagenette's pictures are read, of how many training pictures a part is, and under how many draws a
 network is read that is random everywhere."""
 READINGS = Path(__file__).parent / "flowers"
+
+
+def patches(family: Any, spread: float) -> Any:
+    return {byov.norm_layers: family(5, spread=spread), byov.output_layer: family(5, spread=spread)}
+
+
 RULES: dict[str, Any] = {
     "map": None,
     "longer": None,
     "gaussian": {"*": byov.Gaussian(relative=0.05)},
-    "emp": {byov.norm_layers: byov.EMP(5, spread=0.1), byov.output_layer: byov.EMP(5, spread=0.1)},
-    "ecmp": {byov.norm_layers: byov.ECMP(5, spread=0.1), byov.output_layer: byov.ECMP(5, spread=0.1)},
+    "gaussian 0.01": {"*": byov.Gaussian(relative=0.01)},
+    "emp": patches(byov.EMP, 0.1),
+    "emp 0.03": patches(byov.EMP, 0.03),
+    "ecmp": patches(byov.ECMP, 0.1),
+    "ecmp 0.03": patches(byov.ECMP, 0.03),
 }
 """What is trained: "map" from ImageNet's weights, all others from where that ended, MORE steps."""
 
