@@ -80,7 +80,7 @@ def test_laplace(net: nn.Module, data: Any, options: dict[str, Any], words: str)
     ("call", "words"),
     [
         (lambda: byov.temperature(NET, (X, Y), "matrix"), r"A temperature is 'scalar' or 'vector', not 'matrix'\."),  # type: ignore[arg-type]
-        (lambda: byov.temperature(NET, (X, Y), task="regression"), r"of classes, not for a regression"),
+        (lambda: byov.temperature(NET, (X, Y), task="regression"), r"class probabilities, not for a regression"),
         (lambda: byov.temperature(NET, (X, Y[:, None].expand(-1, 3))), r"have shape \(20, 3\), not \(20,\)\."),
         (lambda: byov.Temperature(0.0), r"A temperature is above 0, not 0\.0\."),
         (lambda: byov.predict(NET, X, temperature=1.5), r"what byov\.temperature returns, or .*, not 1\.5"),  # type: ignore[arg-type]
