@@ -185,7 +185,7 @@ def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
         ("missing", "has no 'missing'"),
         ("Inner.missing", r"has no 'Inner\.missing'"),
         ("number", "is not a function that returns a network, but of type int"),
-        ("nothing", r"gives NoneType, not a torch\.nn\.Module"),
+        ("nothing", r"returns NoneType, not a torch\.nn\.Module"),
         ("maps", r"returns features \(N, width\)"),
         ("Two", r"returns features \(N, width\)"),
         ("Inner.colour", "does not take images of 1×8×8: .*channels"),
