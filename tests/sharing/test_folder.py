@@ -195,7 +195,7 @@ def adapter(**config: Any) -> Any:
     ("change", "net", "sentence"),
     [
         (None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), "another Sequential than this network"),
-        (None, lambda: nn.Sequential(nn.Linear(6, 9), *mlp()[1:]), r"0.weight is \(9, 6\) in it, but \(8, 6\) in the folder"),
+        (None, lambda: nn.Sequential(nn.Linear(6, 9), *mlp()[1:]), r"0.weight is \(9, 6\) in it, but \(8, 6\) in"),
         (None, lambda: nn.Sequential(*mlp(), nn.Linear(3, 3)), "4.weight is missing"),
         (None, None, "does not record how to build its network, a Sequential: pass it as net="),
         (lambda about: about["posterior"][0].update(family="Cauchy"), mlp, "family 'Cauchy', which is not one of"),
