@@ -1,6 +1,6 @@
 """The priors N(0, I), N(μ_T, I) and N(μ_T, Σ_T) that q is pulled towards (section 3 of BYOV), and the teacher's EMA.
 
-The teacher is an exponential moving average of the student's posterior mean μ, with the variance of μ beside it.
+The teacher is an exponential moving average of the student's posterior mean μ; the variance of μ is kept too.
 """
 
 from __future__ import annotations
