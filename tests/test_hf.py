@@ -65,9 +65,9 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"BertForSequenceClassification has no posterior: give it to byov.bayesianize"):
+    with pytest.raises(TypeError, match=r"BertForSequenceClassification has no posterior: pass it to byov.bayesianize"):
         byov.hf.Trainer(model=bert(), args=arguments(tmp_path), train_dataset=DATA)
-    with pytest.raises(ValueError, match=r"^A streaming data set does not say how many examples it has: add n="):
+    with pytest.raises(ValueError, match=r"^A streaming data set does not know its number of examples: pass it as n="):
         byov.hf.Trainer(model=byov.bayesianize(bert()), args=arguments(tmp_path), train_dataset=Stream())
     trainer = byov.hf.Trainer(
         model=byov.bayesianize(bert(), byov.Gaussian()), args=arguments(tmp_path), train_dataset=DATA

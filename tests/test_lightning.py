@@ -70,10 +70,10 @@ def test_predict_carries_predictions() -> None:
 
 
 def test_bad_use_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="n is the number of training examples, not 0"):
+    with pytest.raises(ValueError, match="n is the number of training examples and must be above 0, not 0"):
         byov.lightning.KL(n=0)
     with pytest.raises(ValueError, match="A β schedule is"):
         byov.lightning.KL(n=9, schedule="steep")
     trainer = lightning.Trainer(max_epochs=1, callbacks=[byov.lightning.KL(n=9)], **QUIET)
-    with pytest.raises(TypeError, match=r"Classifier has no posterior: give its network to byov.bayesianize first"):
+    with pytest.raises(TypeError, match=r"Classifier has no posterior: pass its network to byov.bayesianize first"):
         trainer.fit(Classifier(nn.Linear(6, 3)), DataLoader(TensorDataset(X, Y), 24))

@@ -61,8 +61,8 @@ _ELSEWHERE = {
     "open": "byov.evaluation.opened_run",
     "representation_uncertainty": "byov.evaluation.representation",
 }
-"""Where a public name is, if not in `byov.posterior`. All are imported when they are asked for: `byov --help` needs no
-torch, and a posterior neither timm nor torchvision. `open` is not in `__all__`: a star import would hide Python's."""
+"""The module of each public name that is not in `byov.posterior`. Imports are lazy: `byov --help` needs no torch, and a
+posterior needs neither timm nor torchvision. `open` is not in `__all__`: a star import would hide Python's."""
 
 _PARTS = (
     "data",
@@ -81,7 +81,7 @@ _PARTS = (
     "ssl",
     "train",
 )
-"""Parts that `byov.NAME` finds without an import of their own."""
+"""Subpackages and modules available as `byov.NAME` without a separate import."""
 
 
 def __getattr__(name: str) -> Any:

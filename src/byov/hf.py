@@ -5,7 +5,7 @@
     model.point().save_pretrained(FOLDER)                             # PEFT's own files, at the mean
     model.merge_and_unload()                                          # the plain network, adapters merged at the mean
 
-It takes a BayesianModule as it takes the network inside, whose signature, configuration and loss it sees.
+The Trainer treats a BayesianModule like the network inside: it sees that network's signature, configuration and loss.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from byov.posterior.objective import gaussian_weights, usual_n
 def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
     """Return the rules for a posterior on the adapters of a PEFT network: on A and B, or with `on="A"` on A alone.
 
-    By default the family is Gaussian(-8): σ = 0.018, a little less than A's weights have, while B starts at zero.
+    The default family is Gaussian(-8): σ = 0.018, a little less than the standard deviation of A's weights; B starts at
+    zero.
     """
     if on not in ("A", "B", "AB"):
-        raise ValueError(f"A LoRA has the matrices 'A' and 'B', or 'AB' for both, not {on!r}.")
+        raise ValueError(f"A LoRA has the matrices 'A' and 'B' ('AB' for both), not {on!r}.")
     family = Gaussian(-8.0) if family is None else family
     return {f"*lora_{'*' if on == 'AB' else f'{on}*'}": family}
 
@@ -35,26 +36,26 @@ def lora(family: Family | None = None, on: str = "AB") -> dict[Any, Family]:
 class Trainer(transformers.Trainer):
     """transformers.Trainer for a model with a posterior.
 
-    Each training loss is under one draw, and a step pays the KL once, also for accumulated batches. Unless an optimizer
-    is given it is AdamW by `byov.parameter_groups`, in which ρ has a rate of its own. Evaluations are at the posterior
-    mean; for draws take `byov.predict`.
+    Each training loss is computed under one draw. The KL is added once per optimizer step, also with gradient
+    accumulation. The default optimizer is AdamW with `byov.parameter_groups`, where ρ has its own learning rate.
+    Evaluations use the posterior mean; for draws use `byov.predict`.
 
     Args:
-        beta_end: where β ends.
-        n: N; by default both are as for `byov.fit`.
+        beta_end: final β.
+        n: N; both defaults are those of `byov.fit`.
     """
 
     def __init__(self, *args: Any, beta_end: float = 1.0, n: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         model: Any = self.model
         if not any(isinstance(module, BayesianModule) for module in model.modules()):
-            raise TypeError(f"{type(model).__name__} has no posterior: give it to byov.bayesianize first.")
+            raise TypeError(f"{type(model).__name__} has no posterior: pass it to byov.bayesianize first.")
         data: Any = () if self.train_dataset is None else self.train_dataset
         if n is None and not hasattr(data, "__len__"):
-            raise ValueError("A streaming data set does not say how many examples it has: add n=, their number.")
+            raise ValueError("A streaming data set does not know its number of examples: pass it as n=.")
         self.n = usual_n(len(data), gaussian_weights(model)) if n is None else float(n)
         self.beta_end = beta_end
-        beta(0, 1, self.beta_end)  # refuses what is no β
+        beta(0, 1, self.beta_end)  # raises if beta_end is not a valid β
 
     @property
     def beta(self) -> float:
@@ -78,7 +79,7 @@ class Trainer(transformers.Trainer):
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if model.training:
-            # A loss normalised over all accumulated batches comes as it is; others are divided by their number later.
+            # A loss normalised over all accumulated batches is not divided again; others are divided by their number.
             whole = self.model_accepts_loss_kwargs and more.get("num_items_in_batch") is not None
             if (said := getattr(self, "loss_is_scaled_for_ga", None)) is not None:
                 whole = said

@@ -21,29 +21,29 @@ from byov.posterior.objective import Schedule
 class KL(Callback):
     """Add the gradient of β·KL/N once to each optimizer step, and log β and the KL.
 
-    It is added where the gradients of a step are complete, which is right for accumulated batches, for several
-    processes and for scaled losses, and before they are clipped. The loss that is logged stays the module's own.
+    The gradient is added once the gradients of a step are complete, before they are clipped. This is correct with
+    gradient accumulation, several processes and scaled losses. The logged loss remains the module's own.
 
     Args:
-        n: N, the number of training examples, where the loss is a mean over a batch; of a Gaussian of many more weights
-            than examples rather what `byov.posterior.usual_n` gives.
-        beta_end: where β ends; 1 is Bayes, if N is the number of examples.
-        beta_start: where β starts.
-        schedule: "cosine", "linear" or "constant", over all the training's optimizer steps.
+        n: N, the number of training examples if the loss is a mean over a batch. For a Gaussian with many more weights
+            than examples, use `byov.posterior.usual_n` instead.
+        beta_end: final β; 1 is Bayes if N is the number of examples.
+        beta_start: initial β.
+        schedule: "cosine", "linear" or "constant", over all optimizer steps of the training.
     """
 
     def __init__(self, n: float, beta_end: float = 1.0, beta_start: float = 0.0, schedule: Schedule = "cosine") -> None:
         if not n > 0:
-            raise ValueError(f"n is the number of training examples, not {n}.")
+            raise ValueError(f"n is the number of training examples and must be above 0, not {n}.")
         self.n, self.schedule = n, (beta_end, beta_start, schedule)
-        beta(0, 1, *self.schedule)  # refuses what is no schedule
+        beta(0, 1, *self.schedule)  # raises if the schedule is not valid
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not any(isinstance(module, BayesianModule) for module in pl_module.modules()):
-            raise TypeError(f"{type(pl_module).__name__} has no posterior: give its network to byov.bayesianize first.")
+            raise TypeError(f"{type(pl_module).__name__} has no posterior: pass its network to byov.bayesianize first.")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Add the gradient; by hand, since a second backward pass would meet the hooks of several processes."""
+        """Add the gradient by hand: a second backward pass would trigger the hooks that synchronise processes."""
         total = trainer.estimated_stepping_batches
         weight = beta(trainer.global_step, int(total), *self.schedule) if total < float("inf") else self.schedule[0]
         with torch.enable_grad():

@@ -198,7 +198,7 @@ def test_tasks_with_classes_are_checked_and_others_refused() -> None:
     torch.manual_seed(1)
     x, y = torch.randn(20, 6), torch.randint(2, (20,))
     single = byov.bayesianize(nn.Linear(6, 1), byov.Gaussian(-2.0))
-    with pytest.raises(ValueError, match="one number in each place"):
+    with pytest.raises(ValueError, match="one number per position"):
         byov.check(single, x, y)
     found = byov.check(single, x, y, task="classification", generator=seeded())
     p = single.eval()(x).sigmoid()[:, 0]

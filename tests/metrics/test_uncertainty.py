@@ -139,5 +139,5 @@ def test_embeddings_of_two_widths_are_refused() -> None:
     metric = metrics.RecallAt1()
     metric.update(torch.eye(2), torch.arange(2))
     metric.update(torch.eye(4), torch.arange(4))
-    with pytest.raises(ValueError, match="must have one width, got 2, 4"):
+    with pytest.raises(ValueError, match="must have the same width, got 2, 4"):
         metric.compute()

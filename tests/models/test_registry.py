@@ -97,7 +97,7 @@ def test_our_names_come_first() -> None:
         ("", {}, "no network called"),
         ("pyramidnet21_a48", {}, "depth is 6n"),
         ("pyramidnet20", {}, "A PyramidNet's name is pyramidnetDEPTH_aALPHA"),
-        ("resnet18", {"classes": -1}, "not a network's shape"),
+        ("resnet18", {"classes": -1}, "are not valid sizes"),
         ("cifar_resnet18", {"pretrained": True}, "no pretrained weights"),
         ("torchvision:squeezenet1_0", {}, "linear layer"),
     ],
@@ -175,7 +175,7 @@ def test_asking_for_the_width_changes_nothing(beside: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "module", "module:", ":function", ":"])
 def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
-    with pytest.raises(ValueError, match="reads 'module:attribute', not"):
+    with pytest.raises(ValueError, match="has the form 'module:attribute', not"):
         resolve(name)
 
 
@@ -185,9 +185,9 @@ def test_an_entry_point_has_a_module_and_an_attribute(name: str) -> None:
         ("missing", "has no 'missing'"),
         ("Inner.missing", r"has no 'Inner\.missing'"),
         ("number", "is not a function that returns a network, but of type int"),
-        ("nothing", r"gives NoneType, not a torch\.nn\.Module"),
-        ("maps", r"gives features \(N, width\)"),
-        ("Two", r"gives features \(N, width\)"),
+        ("nothing", r"returns NoneType, not a torch\.nn\.Module"),
+        ("maps", r"returns features \(N, width\)"),
+        ("Two", r"returns features \(N, width\)"),
         ("Inner.colour", "does not take images of 1×8×8: .*channels"),
         ("Lost", r"does not take images of 1×8×8: first line\.$"),
     ],

@@ -61,5 +61,5 @@ def test_a_weight_without_spread_has_no_ratio() -> None:
 
 
 def test_a_plain_network_is_refused() -> None:
-    with pytest.raises(TypeError, match="BayesianModule, not of Linear"):
+    with pytest.raises(TypeError, match="takes a BayesianModule, not Linear"):
         layer_statistics(nn.Linear(2, 2))

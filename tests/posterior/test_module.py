@@ -106,8 +106,8 @@ def state(rules: Any, net: nn.Module | None = None, prior: Any = None) -> dict[s
     return byov.bayesianize(net or mlp(), rules, prior=prior).state_dict()
 
 
-OTHER_FAMILY = r"The state is of \w+\(.*\), the model of EMP\(k=3"
-OTHER_RULES = "a network with other parameters, or of other rules"
+OTHER_FAMILY = r"The state is of \w+\(.*\), but the model has EMP\(k=3"
+OTHER_RULES = "a network with other parameters or other rules"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ OTHER_RULES = "a network with other parameters, or of other rules"
         (state(byov.EMP(3, learn_probs=True)), "learn_probs"),
         (state({"0.*": byov.EMP(3)}), OTHER_RULES),
         (state(byov.EMP(3), nn.Linear(3, 4)), OTHER_RULES),
-        (state(byov.EMP(3), prior=byov.TeacherMean()), "saved with a TeacherMean prior, the model has a Normal"),
+        (state(byov.EMP(3), prior=byov.TeacherMean()), "saved with a TeacherMean prior, but the model has a Normal"),
         (mlp().state_dict(), "not the state of a BayesianModule"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_prior_is_saved_and_restored(saved: Any, fresh: Any) -> None:
         (lambda: byov.Normal(torch.zeros(3), 1.0), "a number or a mapping"),
         (lambda: byov.TeacherMean(std=0.0), "a standard deviation above 0, not 0"),
         (lambda: byov.TeacherNormal(floor=0.0), "a variance floor above 0, not 0"),
-        (lambda: byov.TeacherMean(nn.Linear(2, 2)), r"fed by a byov\.EMA, not Linear"),
+        (lambda: byov.TeacherMean(nn.Linear(2, 2)), r"takes a byov\.EMA, not Linear"),
         (lambda: "normal", r"A prior is byov\.Normal, .* not 'normal'"),
         (lambda: byov.Normal({"2.weight": torch.zeros(())}, 1.0), r"The prior has no mean for 0\.weight"),
         (

@@ -104,10 +104,10 @@ def test_bad_rules_are_refused_in_a_sentence_and_change_nothing() -> None:
         ({nn.Conv2d: family}, "No parameter matches the rule Conv2d; the layers with parameters are .*Linear"),
         ({(lambda n, m, p: False): family}, "No parameter matches the rule"),
         ({}, "The rules are empty"),
-        (byov.Gaussian, "A rule gives a family"),
-        ({"*": byov.Gaussian}, "A rule gives a family"),
-        ({"*": None}, "A rule gives a family"),
-        (None, r"A rule gives a family such as byov\.Gaussian\(\) or byov\.EMP\(5\), not None"),
+        (byov.Gaussian, "A rule needs a family"),
+        ({"*": byov.Gaussian}, "A rule needs a family"),
+        ({"*": None}, "A rule needs a family"),
+        (None, r"A rule needs a family such as byov\.Gaussian\(\) or byov\.EMP\(5\), not None"),
         ({3: family}, "A rule is a glob, a module class or a predicate .* not 3"),
         ({int: family}, "A rule is a glob, a module class or a predicate"),
         ({(): family}, "A rule is a glob, a module class or a predicate"),
@@ -130,7 +130,7 @@ def whole_numbers() -> nn.Module:
     [
         (lambda: 3, r"takes a torch\.nn\.Module, not int"),
         (nn.ReLU, "ReLU has no parameters"),
-        (lambda: byov.bayesianize(net(), byov.Gaussian()), "has a posterior already"),
+        (lambda: byov.bayesianize(net(), byov.Gaussian()), "already has a posterior"),
         (lambda: nn.LazyLinear(3), "lazy parameters"),
         (lambda: net().requires_grad_(False), "Every parameter of the network is frozen"),
         (whole_numbers, r"index is torch\.int64: a posterior needs real floating-point weights"),
@@ -163,9 +163,9 @@ def test_without_rules_a_network_gets_what_is_recommended() -> None:
     for model in (byov.bayesianize(net()), byov.bayesianize(net(), "scratch")):
         assert covered(model) == dict.fromkeys(NAMES, gaussian)
     assert covered(byov.bayesianize(net(), "pretrained")) == dict.fromkeys(("3.weight", "3.bias"), gaussian)
-    with pytest.raises(ValueError, match=r"A glob needs a family: give \{'\*.weight': byov.Gaussian\(\)\}"):
+    with pytest.raises(ValueError, match=r"A glob needs a family: use \{'\*.weight': byov.Gaussian\(\)\}"):
         byov.bayesianize(net(), "*.weight")
-    with pytest.raises(ValueError, match="'scratch' or a 'pretrained' one, not for 'finetune'"):
+    with pytest.raises(ValueError, match="'scratch' and 'pretrained', not for 'finetune'"):
         byov.bayesianize(net(), "finetune")
 
 

@@ -66,5 +66,5 @@ def test_members_are_of_one_ensemble_of_equals() -> None:
             byov.predict(byov.bayesianize(mlp(), family), torch.randn(2, 6), samples="members")
     with pytest.raises(ValueError, match="samples='members' is for one explicit ensemble"):
         byov.predict(mlp(), torch.randn(2, 6), samples="members")
-    with pytest.raises(ValueError, match="give no strategy and no tolerance"):
+    with pytest.raises(ValueError, match="set no strategy and no tolerance"):
         byov.predict(byov.from_checkpoints([mlp(), mlp()]), torch.randn(2, 6), samples="members", tolerance=0.1)

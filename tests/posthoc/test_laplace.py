@@ -124,7 +124,7 @@ def test_the_labels_of_a_single_output_say_what_it_is() -> None:
     for task, y in (("classification", torch.randint(2, (40,))), ("regression", torch.randn(40))):
         found, given = byov.laplace(net, (x, y)).evidence, byov.laplace(net, (x, y), task=task).evidence
         assert found == given
-    with pytest.raises(ValueError, match="whole numbers beyond 0 and 1: add task='regression'"):
+    with pytest.raises(ValueError, match="integers other than 0 and 1: add task='regression'"):
         byov.laplace(net, (x, torch.arange(40) % 4))
 
 

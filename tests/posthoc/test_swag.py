@@ -163,11 +163,11 @@ def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: byov.SWAG(byov.bayesianize(mlp())), "has a posterior already"),
+        (lambda: byov.SWAG(byov.bayesianize(mlp())), "already has a posterior"),
         (lambda: byov.SWAG(mlp(), scale=-1.0), "scale is a number of at least 0, not -1"),
         (lambda: byov.SWAG(mlp(), eta=float("nan")), "eta is a number of at least 0, not nan"),
         (lambda: byov.SWAG(nn.LazyLinear(3)), "lazy parameters"),
-        (lambda: byov.SWAG(mlp()).posterior(), r"has seen 0 steps of training: call update\(\)"),
+        (lambda: byov.SWAG(mlp()).posterior(), r"has seen 0 training steps: call update\(\)"),
     ],
 )
 def test_what_it_refuses(make: Any, says: str) -> None:

@@ -90,7 +90,7 @@ def test_under_draws_it_improves_the_mean_and_leaves_what_the_draws_disagree_abo
 
 def test_a_temperature_at_the_end_of_its_range_is_told() -> None:
     right = NET(X[:5]).argmax(1)
-    with pytest.warns(UserWarning, match=r"at the end of its range, 0\.25: these 5 labels ask for sharper"):
+    with pytest.warns(UserWarning, match=r"at the end of its range, 0\.25: these 5 labels ask for even sharper"):
         assert byov.temperature(NET, (X[:5], right)).value == pytest.approx(1 / RANGE, rel=1e-6)
 
 

@@ -160,7 +160,7 @@ def test_the_head_is_not_used_for_another_output() -> None:
     assert_close(got.draws, (outputs / 2).softmax(2))
 
 
-ONE = "one number in each place, .*add task='classification'.*'regression'"
+ONE = "one number per position, .*add task='classification'.*'regression'"
 
 
 @pytest.mark.parametrize(
@@ -174,15 +174,15 @@ ONE = "one number in each place, .*add task='classification'.*'regression'"
         ),
         (lambda h: h, {"output": "logits"}, ValueError, "returns one tensor, without an output 'logits'"),
         (lambda h: (h, h), {"output": 2}, ValueError, "a tuple, without an output 2"),
-        (lambda h: h, {"output": 1.5}, TypeError, r"a name, a number in a tuple or a function, not 1\.5"),
-        (lambda h: h, {"output": lambda h: None}, TypeError, "The output has to be one tensor, not NoneType"),
+        (lambda h: h, {"output": 1.5}, TypeError, r"a name, an index in a tuple or a function, not 1\.5"),
+        (lambda h: h, {"output": lambda h: None}, TypeError, "The output must be one tensor, not NoneType"),
         (lambda h: {"a": h, "b": h}, {}, TypeError, "returns 'a', 'b': add output="),
         (lambda h: (h, h), {}, TypeError, "returns a tuple of 2: add output=0"),
         (lambda h: h.softmax(1), {}, ValueError, "sum to one, as probabilities do: add task='probabilities'"),
         (lambda h: h, {"task": "probabilities"}, ValueError, "sum to one over dimension 1"),
         *[(one, {}, ValueError, ONE) for one in (lambda h: h[:, 0], lambda h: h[:, :1], lambda h: h[:, :1].sigmoid())],
         (lambda h: h.view(5, 2, 2), {}, ValueError, r"add task='token' for \(B, L, C\), 'segmentation'"),
-        (lambda h: "text", {"task": "regression"}, TypeError, "has to be one tensor, not str"),
+        (lambda h: "text", {"task": "regression"}, TypeError, "must be one tensor, not str"),
         (lambda h: h.argmax(1), {}, TypeError, "floating-point outputs, not torch.int64"),
         (lambda h: h[:, :, None], {"task": "classification"}, ValueError, r"logits \(N, C\), not .* \(5, 4, 1\)"),
         (lambda h: h.sum(), {"task": "regression"}, ValueError, r"a tensor of shape \(\) for 5 inputs"),
@@ -190,7 +190,7 @@ ONE = "one number in each place, .*add task='classification'.*'regression'"
         (lambda h: [{"boxes": h}] * 5, {}, TypeError, "A detector's boxes .* have no mean: add output="),
         (lambda h: (h[0, 0], [{"boxes": h}]), {}, TypeError, "A detector's boxes"),
         (lambda h: h[:, :3], {"task": "gaussian"}, ValueError, r"halves of dimension 1, \(N, 2 T\), not .*\(5, 3\)"),
-        (lambda h: (h[:, :1], h), {"task": "gaussian"}, ValueError, r"have one shape, not \(5, 1\) and \(5, 4\)"),
+        (lambda h: (h[:, :1], h), {"task": "gaussian"}, ValueError, r"have the same shape, not \(5, 1\) and \(5, 4\)"),
         (lambda h: h, {"task": "token"}, ValueError, r"Tokens' logits are \(B, L, C\), not .*\(5, 4\)"),
         (lambda h: h, {"task": "segmentation"}, ValueError, r"logits are \(N, C, H, W\), not .*\(5, 4\)"),
         (lambda h: h, {"task": "tokens"}, ValueError, "A task is 'classification', .*not 'tokens'"),

@@ -110,7 +110,7 @@ def test_a_configuration_says_what_the_problem_is() -> None:
     assert several.task == "multilabel"
     assert several.entropy.shape == (4, 3)
     assert byov.predict(bert(num_labels=1, problem_type="regression"), TEXT).task == "regression"
-    with pytest.raises(ValueError, match="one number in each place"):
+    with pytest.raises(ValueError, match="one number per position"):
         byov.predict(bert(num_labels=1), TEXT)
     net, hidden = distilbert(), lambda out: out.hidden_states[-1]
     net.config.output_hidden_states = True
@@ -141,9 +141,9 @@ def test_several_inputs(strategy: Any) -> None:
         assert_close(found.draws, expected)
     stopped = byov.predict(model, (a, b), 40, strategy, tolerance=0.05, generator=seeded())
     assert_close(stopped.mean, byov.predict(model, {"a": a, "b": b}, 40, tolerance=0.05, generator=seeded()).mean)
-    with pytest.raises(ValueError, match="needs 2 inputs, not 3; give several batches as a list"):
+    with pytest.raises(ValueError, match="needs 2 inputs, not 3; pass several batches as a list"):
         byov.predict(model, (a, b, y), 6)
-    with pytest.raises(ValueError, match="needs 2 inputs, and the loader gives 1"):
+    with pytest.raises(ValueError, match="needs 2 inputs, but the loader gives 1"):
         byov.predict(model, DataLoader(TensorDataset(a)), 6)
 
 
@@ -222,5 +222,5 @@ def test_a_list_of_images_is_one_input() -> None:
 
 def test_batches_that_differ_in_length_are_refused() -> None:
     model = byov.bayesianize(distilbert(), byov.Gaussian(-4.0))
-    with pytest.raises(ValueError, match=r"one shape after the first dimension, not \[\(4, 3\), \(5, 3\)\]: pad them"):
+    with pytest.raises(ValueError, match=r"the same shape after dimension 0, not \[\(4, 3\), \(5, 3\)\]: pad them"):
         byov.predict(model, [{"input_ids": IDS}, {"input_ids": IDS[:, :4]}], 3)

@@ -130,7 +130,7 @@ def test_bad_input() -> None:
         stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:2])
     with pytest.raises(ValueError, match="nothing to stack"):
         stacking_weights(torch.zeros_like(probs), labels)
-    with pytest.raises(TypeError, match="BayesianModule, not of Linear"):
+    with pytest.raises(TypeError, match="takes a BayesianModule, not Linear"):
         stack(nn.Linear(2, 2), torch.randn(3, 2), labels[:3])
     with pytest.raises(ValueError, match="at least one draw"):
         stack(byov.bayesianize(nn.Linear(2, 2), byov.EMP(2)), torch.randn(3, 2), labels[:3], samples=0)

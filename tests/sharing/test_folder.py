@@ -195,9 +195,9 @@ def adapter(**config: Any) -> Any:
     ("change", "net", "sentence"),
     [
         (None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), "another Sequential than this network"),
-        (None, lambda: nn.Sequential(nn.Linear(6, 9), *mlp()[1:]), r"0.weight is \(9, 6\) in it, and \(8, 6\) there"),
+        (None, lambda: nn.Sequential(nn.Linear(6, 9), *mlp()[1:]), r"0.weight is \(9, 6\) in it, but \(8, 6\) in"),
         (None, lambda: nn.Sequential(*mlp(), nn.Linear(3, 3)), "4.weight is missing"),
-        (None, None, "does not say how its network, a Sequential, is made"),
+        (None, None, "does not record how to build its network, a Sequential: pass it as net="),
         (lambda about: about["posterior"][0].update(family="Cauchy"), mlp, "family 'Cauchy', which is not one of"),
         (lambda about: about["posterior"][0]["arguments"].update(log_var=None), mlp, "Gaussian needs a finite log_var"),
         (lambda about: about["posterior"][0]["arguments"].update(scale=1), mlp, "has no argument 'scale'"),
@@ -292,7 +292,7 @@ def test_a_missing_or_damaged_file_is_named(name: str, tmp_path: Path) -> None:
 def test_bad_input_to_save_writes_nothing(tmp_path: Path) -> None:
     model = byov.bayesianize(timm_vit(), byov.Gaussian())
     for options, sentence in (
-        ({"recipe": {"timm": "vit_tiny_patch16_224"}}, "makes another network"),
+        ({"recipe": {"timm": "vit_tiny_patch16_224"}}, "builds a different network"),
         ({"recipe": {"timm": "vit_tiny"}}, "no such model"),
         ({"recipe": "resnet18"}, "A recipe is a dictionary"),
         ({"measured": {"accuracy": [1]}}, "accuracy is a list"),

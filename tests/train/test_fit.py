@@ -196,11 +196,11 @@ class Stream(IterableDataset[Any]):
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "The loader is empty: there is nothing to fit on"),
     ([(X, Y)], {"validation": []}, "The loader is empty"),
-    ([(X, Y + 7)], {}, "The label 9 is none of the network's 3 classes, 0 to 2"),
-    ([(X, Y.float() + 0.5)], {"task": "classification"}, "classes' numbers, not fractions"),
-    ([(X, Y[:, None].float())], {}, "may be several things, or none: add task= or loss="),
+    ([(X, Y + 7)], {}, "The label 9 is not one of the network's 3 classes, 0 to 2"),
+    ([(X, Y.float() + 0.5)], {"task": "classification"}, "class indices, not fractions"),
+    ([(X, Y[:, None].float())], {}, "fit several tasks, or none: add task= or loss="),
     ([(X, Y - 1)], {}, "The label -1 is no class, and not -100, which is none"),
-    ([(X,)], {}, "The labels are needed, too"),
+    ([(X,)], {}, "Labels are needed, too"),
     ([{"input": X}], {}, "or of mappings with 'labels'"),
     (X, {}, r"fit takes a loader of \(x, y\)"),
     (iter([(X, Y)]), {}, "fit needs a loader with a length"),
@@ -216,7 +216,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 
 def test_whole_numbers_beside_one_output_may_be_quantities() -> None:
     with pytest.raises(
-        ValueError, match=r"whole numbers beyond 0 and 1: add task='regression' if they are quantities\.$"
+        ValueError, match=r"integers other than 0 and 1: add task='regression' if they are quantities\.$"
     ):
         byov.fit(nn.Linear(6, 1), [(X, Y)])
 

@@ -1,7 +1,7 @@
-"""Metrics of a prediction: `byov.metrics.functional` holds the mathematics, the classes here stream it over batches.
+"""Metrics of predictions: `byov.metrics.functional` holds the mathematics; the classes here apply it over batches.
 
-Each class is a `torchmetrics.Metric`: `update` per batch, `compute` at the end, states reduced over processes. A class
-over any split into batches gives the number of its function on the whole, and its arguments are those of the function.
+Each class is a `torchmetrics.Metric`: `update` per batch, `compute` at the end, states reduced over processes. For any
+split into batches, a class gives the same value as its function on all data, and it has the same arguments.
 
 Example:
     >>> metric = CalibrationError(bins=10)

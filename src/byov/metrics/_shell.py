@@ -1,4 +1,4 @@
-"""The base of every metric class: statistics of a batch go into float64 states, `compute` makes one value of them."""
+"""Base classes of the metrics: statistics of each batch go into float64 states, and `compute` returns one value."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ Value = TypeVar("Value")
 class Shell(Metric, Generic[Value]):
     """A `torchmetrics.Metric` around pure functions; it adds no mathematics of its own.
 
-    A metric is a subclass of `Sums` or `Samples` that names its states, hands the statistics of a batch to `_add` in
+    A metric is a subclass of `Sums` or `Samples` that names its states, passes the statistics of a batch to `_add` in
     `update`, and computes its value from the states in `_value`.
     """
 
     is_differentiable = False
     full_state_update = False
-    higher_is_better: bool | None = False  # an error from 0 upwards, where a subclass does not say otherwise
+    higher_is_better: bool | None = False  # by default an error of at least 0
     plot_lower_bound: float | None = 0.0
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of every state. torchmetrics fills the list of a process that saw no data with it."""
+        """Return the dtype of every state; torchmetrics uses it for the state of a process that saw no data."""
         return torch.float64
 
     def compute(self) -> Value:
@@ -37,7 +37,7 @@ class Shell(Metric, Generic[Value]):
         """Plot one value or a sequence of values of `compute`; return the figure and the axes."""
         val = self.compute() if val is None else val
         fig, axes = self._plot(val._asdict() if hasattr(val, "_asdict") else val, ax)
-        return (fig if ax is None else ax.figure), axes  # torchmetrics leaves the figure out where axes are given
+        return (fig if ax is None else ax.figure), axes  # torchmetrics returns no figure if axes are given
 
     @abstractmethod
     def _value(self, *args: Any, **kwargs: Any) -> Value:
@@ -53,7 +53,7 @@ class Shell(Metric, Generic[Value]):
 
 
 class Sums(Shell[Value]):
-    """States are sums over batches and processes, with a count among them: all zero means that nothing was seen."""
+    """Metric whose states are sums over batches and processes, including a count; all zero means no data was seen."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,7 +72,7 @@ class Sums(Shell[Value]):
 
 
 class Samples(Shell[Value]):
-    """States are lists with one number for every sample of a kind; `kinds` maps their names to what they hold."""
+    """Metric whose states are lists with one number per sample; `kinds` maps their names to the kind of sample."""
 
     def __init__(self, kinds: dict[str, str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -93,10 +93,10 @@ class Samples(Shell[Value]):
 
 
 class RunningMean(Sums[Tensor]):
-    """The mean over samples of a function of `probs` and `labels`: states are the total and the count.
+    """The mean over samples of a function of `probs` and `labels`; its states are the total and the count.
 
-    The total is named after its quantity. A `MetricCollection` shares the states of metrics whose names and first
-    values agree, and two totals may well agree on a first batch without a mistake.
+    The total is named after its quantity: a `MetricCollection` shares the states of metrics whose state names and first
+    values agree, and two different totals may agree on the first batch by chance.
     """
 
     def __init__(self, quantity: str, function: Callable[..., Tensor], **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ class RunningMean(Sums[Tensor]):
 
 
 def figure_and_axes(ax: Any) -> tuple[Any, Any]:
-    """Return the figure of the axes `ax` and themselves, or new ones where there are none."""
+    """Return the figure of the axes `ax` and `ax` itself, or new ones if `ax` is None."""
     import matplotlib.pyplot as plt
 
     return plt.subplots() if ax is None else (ax.figure, ax)

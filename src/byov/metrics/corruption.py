@@ -1,7 +1,7 @@
 """Corruption errors over batches: errors are counted per corruption and severity, and compared in `compute`.
 
-The baseline's errors are fractions in 0..1, since that is what counting gives. A single batch has one corruption only,
-so these metrics are fed by `update`; `forward`, which also computes the batch's own value, has nothing to return.
+The baseline's errors are fractions in 0..1, because counting gives fractions. A single batch has only one corruption,
+so use `update`; `forward` also computes the value of the batch alone, which is undefined here.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from byov.metrics.functional.scores import accuracy
 
 
 class _Corrupted(Sums[Value]):
-    """Wrong and all predictions: one row per corruption, one column per severity, and a last row for clean data."""
+    """Counts of wrong and all predictions: a row per corruption, a column per severity, a last row for clean data."""
 
     count: Tensor
     _function: Callable[..., Value]
@@ -70,7 +70,7 @@ class _CleanAndCorrupted(_Corrupted[Value]):
         self.baseline_clean, self.denominator = baseline_clean, denominator
 
     def update(self, probs: Tensor, labels: Tensor, corruption: str | None = None, severity: int | None = None) -> None:
-        """Add a batch, probs (N, C) and labels (N,), of one corruption at one severity; of clean data without them."""
+        """Add a batch, probs (N, C) and labels (N,), of one corruption at one severity; without both, of clean data."""
         if corruption is not None and severity is not None:
             super().update(probs, labels, corruption, severity)
         elif corruption is None and severity is None:

@@ -58,8 +58,8 @@ class Brier(RunningMean):
 class BrierDecomposition(Sums[scores.BrierParts]):
     """The four parts of the Brier score in a single pass; see `functional.brier_decomposition`.
 
-    The states are sums per predicted class, 2 C² + 2 numbers whatever the number of samples, so batches and processes
-    add up to the exact decomposition of the whole.
+    The states are sums per predicted class, 2 C² + 2 numbers for any number of samples, so batches and processes add up
+    to the exact decomposition of all data.
 
     Example:
         >>> metric = BrierDecomposition(num_classes=2)
@@ -86,7 +86,7 @@ class BrierDecomposition(Sums[scores.BrierParts]):
 
 
 class _EqualWidthBins(Sums[Value]):
-    """Counts, confidences and hits of equal-width bins: 3 B numbers whatever the number of samples."""
+    """Counts, confidences and hits of equal-width bins: 3 B numbers for any number of samples."""
 
     def __init__(self, bins: int = 15, **kwargs: Any) -> None:
         calibration.check_bins(bins)
@@ -148,9 +148,9 @@ class ReliabilityDiagram(_EqualWidthBins[calibration.ReliabilityBins]):
 
 
 class CalibrationFloor(Sums[Tensor]):
-    """The calibration error that a perfectly calibrated model would read; see `functional.calibration_floor`.
+    """The calibration error expected of a perfectly calibrated model; see `functional.calibration_floor`.
 
-    It takes labels, as the error beside it does, and looks at the confidences alone.
+    It takes labels, like `CalibrationError`, but uses only the confidences.
 
     Example:
         >>> probs, labels = torch.tensor([[0.8, 0.2]]).expand(10_000, 2), torch.zeros(10_000, dtype=torch.int64)
@@ -221,7 +221,7 @@ class RMSE(RunningMean):
 class LogPredictiveDensity(RunningMean):
     """Log predictive density of a Gaussian output; see `functional.log_predictive_density`.
 
-    Each batch brings all its draws: the mean over draws stands inside the logarithm.
+    Each batch needs all its draws, because the mean over draws is inside the logarithm.
 
     Example:
         >>> metric = LogPredictiveDensity(precision=4.0)

@@ -1,6 +1,6 @@
 """Out-of-distribution detection, selective prediction and retrieval over batches.
 
-Ranks need the score of every sample, and nearest neighbours every embedding: all of them are kept.
+Ranks need the scores of all samples, and nearest neighbours all embeddings, so all of them are kept.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from byov.metrics.functional._checks import check_scores
 
 
 class _TwoSamples(Samples[Tensor]):
-    """Uncertainties of known and of foreign samples."""
+    """Uncertainties of in-distribution and out-of-distribution samples."""
 
     plot_upper_bound = 1.0
 
@@ -23,7 +23,7 @@ class _TwoSamples(Samples[Tensor]):
         super().__init__(kinds, **kwargs)
 
     def update(self, uncertainty: Tensor, is_ood: bool | Tensor) -> None:
-        """Add a batch of scores (N,), all known or all foreign (a bool), or mixed (a bool tensor (N,))."""
+        """Add a batch of scores (N,); `is_ood` is a bool for the whole batch or a bool tensor (N,)."""
         score = check_scores(uncertainty, "uncertainty")
         if not (isinstance(is_ood, Tensor) and is_ood.ndim):
             is_ood = torch.full_like(score, bool(is_ood), dtype=torch.bool)
@@ -34,7 +34,7 @@ class _TwoSamples(Samples[Tensor]):
 
 
 class OODAUROC(_TwoSamples):
-    """Area under the ROC curve of telling foreign from known; see `functional.ood_auroc`.
+    """Area under the ROC curve of out-of-distribution detection; see `functional.ood_auroc`.
 
     Example:
         >>> metric = OODAUROC()
@@ -49,7 +49,7 @@ class OODAUROC(_TwoSamples):
 
 
 class FPR95(_TwoSamples):
-    """Known samples flagged when 95 % of the foreign are flagged; see `functional.fpr_at_tpr`.
+    """Share of in-distribution samples flagged when 95 % of the OOD ones are flagged; see `functional.fpr_at_tpr`.
 
     Example:
         >>> scores, is_ood = torch.tensor([0.1, 0.2, 0.5, 0.4, 0.7]), torch.tensor([False, False, False, True, True])
@@ -67,7 +67,7 @@ class _RankedErrors(Samples[Value]):
         super().__init__({"uncertainty": "samples", "error": "samples"}, **kwargs)
 
     def update(self, probs: Tensor, labels: Tensor, uncertainty: Tensor | None = None) -> None:
-        """Add a batch: probs (N, C), labels (N,), and any score (N,); 1 − max_c p(c) where it is not given."""
+        """Add a batch: probs (N, C), labels (N,), and any score (N,), by default 1 − max_c p(c)."""
         self._add(*functional.uncertain_errors(probs, labels, uncertainty))
 
 
@@ -106,7 +106,7 @@ class AURC(_RankedErrors[Tensor]):
 
 
 class _Retrieval(Samples[Tensor]):
-    """Embeddings, their widths and their labels, and further kinds of numbers in front."""
+    """Embeddings, their widths and their labels, after any further states."""
 
     plot_upper_bound = 1.0
     higher_is_better = True
@@ -115,7 +115,7 @@ class _Retrieval(Samples[Tensor]):
         super().__init__(dict.fromkeys((*first, "embedding", "width", "label"), "samples"), **kwargs)
 
     def _keep(self, embeddings: Tensor, labels: Tensor, *first: Tensor) -> None:
-        # Flat: torchmetrics gathers the states of a process without data as (0,), which has to fit.
+        # Flat, because torchmetrics gathers the states of a process without data as (0,), and the shapes must fit.
         width = torch.full((len(embeddings),), embeddings.shape[1], device=embeddings.device)
         self._add(*first, embeddings.flatten(), width, labels)
 
@@ -123,12 +123,12 @@ class _Retrieval(Samples[Tensor]):
     def _whole(embedding: Tensor, width: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings (N, D) and labels (N,) of all batches and processes."""
         if len(widths := width.unique()) > 1:
-            raise ValueError(f"All embeddings must have one width, got {', '.join(f'{w:.0f}' for w in widths)}.")
+            raise ValueError(f"All embeddings must have the same width, got {', '.join(f'{w:.0f}' for w in widths)}.")
         return embedding.view(len(label), -1), label.long()
 
 
 class RecallAt1(_Retrieval):
-    """The share of samples whose nearest neighbour has their class; see `functional.recall_at_1`.
+    """The share of samples whose nearest neighbour has the same class; see `functional.recall_at_1`.
 
     Example:
         >>> metric = RecallAt1()
@@ -148,7 +148,7 @@ class RecallAt1(_Retrieval):
 
 
 class RAUROC(_Retrieval):
-    """How well uncertainty tells samples with a foreign nearest neighbour; see `functional.r_auroc`.
+    """How well uncertainty detects samples whose nearest neighbour has another class; see `functional.r_auroc`.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])

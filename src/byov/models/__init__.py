@@ -1,4 +1,4 @@
-"""The networks the papers use, and every network of timm and torchvision by name."""
+"""The networks used in the papers, and all networks of timm and torchvision by name."""
 
 from byov.models.mlp import regression_mlp, table3_mlp
 from byov.models.pyramidnet import PyramidNet, pyramidnet

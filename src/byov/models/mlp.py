@@ -10,8 +10,8 @@ def regression_mlp(
 
     "BN/dropout … after the input and the hidden layer":
     x → BN → (dropout) → Linear → ReLU → BN → (dropout) → Linear, with BN's γ initialised at `gamma` (0.2 in the paper).
-    The paper does not say on which side of the ReLU the second BN sits; it names BN and dropout in one breath, and
-    dropout goes after the activation. `norm=False` is the explicit ensemble's network; Year and Protein have 100 units.
+    The paper does not say on which side of the ReLU the second BN is; it mentions BN and dropout together, and dropout
+    goes after the activation. `norm=False` is the explicit ensemble's network; Year and Protein use 100 units.
     """
     if min(features, hidden, targets) < 1:
         raise ValueError(f"features, hidden and targets are at least 1, not {features}, {hidden} and {targets}.")
@@ -36,9 +36,9 @@ def table3_mlp(layers: int = 100, hidden: int = 100, features: int = 1, classes:
     """Build the MLP of the patching paper's Table 3, L = 100 layers of H = 100 units.
 
     The paper gives only three totals: 1,009,900 for the network, 1,129,100 with its BN and output layers patched five
-    times, 5,049,500 for five copies. The first two leave 29,800 parameters to the patch, which is 99 BN layers (200
-    each) and an output of 100×100 without a bias; the other 980,100 are 98 hidden layers of 100×100 and a first layer
-    from one input, all without biases (BN's shift makes them redundant).
+    times, 5,049,500 for five copies. By the first two, a patch has 29,800 parameters: 99 BN layers (200 each) and an
+    output of 100×100 without a bias. The other 980,100 are 98 hidden layers of 100×100 and a first layer from one
+    input, all without biases (BN's shift makes them redundant).
     """
     if layers < 2:
         raise ValueError(f"This network has an input and an output layer, so at least 2 layers, not {layers}.")

@@ -11,9 +11,9 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 class PyramidBlock(nn.Module):
-    """x ↦ residual(x) + shortcut(x), the residual BN → conv → BN → ReLU → conv → BN (no ReLU first).
+    """x ↦ residual(x) + shortcut(x), where the residual is BN → conv → BN → ReLU → conv → BN (no ReLU first).
 
-    The shortcut has no parameters: average pooling where the stride is 2, zeros for the channels that are new.
+    The shortcut has no parameters: average pooling if the stride is 2, and zeros for new channels.
     """
 
     def __init__(self, inputs: int, planes: int, stride: int, bottleneck: bool) -> None:
@@ -39,11 +39,11 @@ class PyramidBlock(nn.Module):
 class PyramidNet(nn.Module):
     """The CIFAR network of Han, Kim and Kim (2017): a pre-activation ResNet that widens a little with every block.
 
-    A 3×3 stem, three stages of n blocks, BN, ReLU, global average, one linear layer `fc`. Block k of 3n has
-    round(16 + k·α/(3n)) channels. With depth 110, α = 270 and 100 classes that makes the 28,511,307 parameters of the
-    patching paper's Table 3.
+    It has a 3×3 stem, three stages of n blocks, BN, ReLU, global average pooling and a linear layer `fc`. Block k of 3n
+    has round(16 + k·α/(3n)) channels. Depth 110, α = 270 and 100 classes give the 28,511,307 parameters of the patching
+    paper's Table 3.
 
-    The defaults are those of the patching paper's CIFAR-100 experiments (Table 6). `classes=0` leaves `fc` out.
+    The defaults are those of the patching paper's CIFAR-100 experiments (Table 6). `classes=0` omits `fc`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Networks by name (this library's own, then timm's, then torchvision's) or by a user's entry point."""
+"""Networks by name (byov's own, then timm's, then torchvision's) or by a user's entry point."""
 
 import difflib
 import re
@@ -24,7 +24,7 @@ PYRAMID = re.compile(r"pyramidnet(\d+)_a(\d+)(_bottleneck)?")  # any depth and Î
 
 
 def _any_size(build: Callable[..., nn.Module], *shape: Any, **options: Any) -> Builder:
-    """Adapt a network that takes images of any size."""
+    """Adapt the builder of a network that takes images of any size."""
     return lambda classes, channels, image_size: build(*shape, classes=classes, channels=channels, **options)
 
 
@@ -45,11 +45,11 @@ OWN: dict[str, Builder] = {
     **{f"pyramidnet110_a{alpha}": _any_size(pyramidnet, 110, alpha) for alpha in (48, 84, 270)},
     **{f"vit-{size}/{patch}": _vit(size, patch) for size in SIZES for patch in (2, 4, 8, 16)},
 }
-"""Builders by name; `classes=0` gives the network without its last layer. Add a network by adding an entry."""
+"""Builders by name; `classes=0` builds the network without its last layer. To add a network, add an entry."""
 
 
 def names() -> list[str]:
-    """Return every name that `create` knows, without the optional prefixes."""
+    """Return all names that `create` accepts, without the optional prefixes."""
     return sorted({*OWN, *timm.list_models(), *torchvision.models.list_models(torchvision.models)})
 
 
@@ -58,12 +58,13 @@ def create(
 ) -> nn.Module:
     """Build the network called `name` with `classes` outputs (0 for none: features).
 
-    `timm:NAME` and `torchvision:NAME` pick a library; a bare name is looked up here, then in timm, then in torchvision.
-    `pyramidnetD_aA`, and that with `_bottleneck`, is a PyramidNet of depth D that widens by A.
-    `image_size` matters to networks with a position embedding. `pretrained` loads the weights of timm or torchvision.
+    `timm:NAME` and `torchvision:NAME` select a library; a bare name is looked up here, then in timm, then in
+    torchvision. `pyramidnetD_aA`, optionally with the suffix `_bottleneck`, is a PyramidNet of depth D that widens by
+    A. `image_size` matters for networks with a position embedding. `pretrained` loads the weights of timm or
+    torchvision.
     """
     if classes < 0 or channels < 1 or (image_size is not None and image_size < 1):
-        raise ValueError(f"classes={classes}, channels={channels}, image_size={image_size} is not a network's shape.")
+        raise ValueError(f"classes={classes}, channels={channels}, image_size={image_size} are not valid sizes.")
     library, _, bare = name.rpartition(":")
     if library not in ("", "timm", "torchvision"):
         raise ValueError(f"The prefix of a network's name is 'timm:' or 'torchvision:', unlike that of {name!r}.")
@@ -83,15 +84,15 @@ def create(
 
 
 LARGEST = 224
-"""What images are brought to at most, where nobody asks for more."""
+"""The default upper limit of the image size."""
 
 
 def fitting_size(name: str, side: int) -> int:
-    """Return the size at which a network takes pictures whose shorter side is `side` pixels.
+    """Return the input size for a network and images whose shorter side is `side` pixels.
 
-    That is their own, in steps of 8 pixels or of a patch, and at most 224. Our transformers take at most 16 patches a
-    side where a patch has up to 8 pixels. A network that is made for one size keeps it: timm's and torchvision's
-    transformers; a user's own, of which that is not known, gets 224.
+    This is the images' own size, rounded to a multiple of 8 pixels or of a patch, and at most 224. Our transformers use
+    at most 16 patches per side, for patches of up to 8 pixels. Networks with a fixed size keep it (transformers of timm
+    and torchvision). A user's own network, whose size is unknown, gets 224.
     """
     library, _, bare = name.rpartition(":")
     if name.startswith("python:"):
@@ -117,10 +118,10 @@ def _nearest(side: int, step: int, most: int) -> int:
 def encoder(
     name: str, channels: int = 3, image_size: int | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, int]:
-    """Build a network without its last layer; return it with the width of the features (batch, width) that it gives.
+    """Build a network without its last layer; return it with the width of its features (batch, width).
 
-    `name` is one that `create` knows, or `python:module:function`: a user's own function that returns the module. A
-    transformer of timm's (`timm:vit_*`) starts as BYOV's does, unless its weights are pretrained.
+    `name` is one that `create` accepts, or `python:module:function`, a user's own function that returns the module. A
+    timm transformer (`timm:vit_*`) is initialised as in BYOV, unless its weights are pretrained.
     """
     if name.startswith("python:"):
         return _own_encoder(name, channels, image_size or 224)
@@ -128,7 +129,7 @@ def encoder(
         net = create(name, 1, channels, image_size)
     width = net.get_submodule(_last_linear(net, name)).in_features
     net = create(name, 0, channels, image_size, pretrained)
-    if isinstance(net, VisionTransformer) and not pretrained and name not in OWN:  # ours have done so
+    if isinstance(net, VisionTransformer) and not pretrained and name not in OWN:  # ours have already done so
         start_as_byov(net)
     if image_size is not None:
         try_image(net, name, channels, image_size)
@@ -136,9 +137,9 @@ def encoder(
 
 
 def try_image(net: nn.Module, name: str, channels: int, image_size: int) -> Tensor:
-    """Return what a network gives for one black image, leaving its modes and statistics alone.
+    """Return the output of a network for one black image, without changing its modes and statistics.
 
-    Refuse images that it cannot take.
+    Raise if the network cannot take images of this size.
     """
     modes = {module: module.training for module in net.modules()}
     net.eval()
@@ -154,10 +155,10 @@ def try_image(net: nn.Module, name: str, channels: int, image_size: int) -> Tens
 
 
 def resolve(name: str) -> Any:
-    """Import what `module:attribute` names; modules beside the working directory are found too."""
+    """Import the object named by `module:attribute`; modules in the working directory are found too."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
-        raise ValueError(f"An entry point reads 'module:attribute', not {name!r}.")
+        raise ValueError(f"An entry point has the form 'module:attribute', not {name!r}.")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -172,22 +173,22 @@ def resolve(name: str) -> Any:
 
 
 def call_entry(name: str, *arguments: int) -> nn.Module:
-    """Call a user's `python:module:function` with these arguments; refuse what gives no network."""
+    """Call a user's `python:module:function` with these arguments; raise if it does not return a network."""
     make = resolve(name.removeprefix("python:"))
     if not callable(make):
         raise ValueError(f"{name} is not a function that returns a network, but of type {type(make).__name__}.")
     net = make(*arguments)
     if not isinstance(net, nn.Module):
-        raise ValueError(f"{name} gives {type(net).__name__}, not a torch.nn.Module.")
+        raise ValueError(f"{name} returns {type(net).__name__}, not a torch.nn.Module.")
     return net
 
 
 def _own_encoder(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    """Call a user's function; read the width of the features off one image, leaving modes and statistics alone."""
+    """Call a user's function; measure the width of the features on one image, without changing the network."""
     net = call_entry(name)
     out = try_image(net, name, channels, image_size)
     if not isinstance(out, Tensor) or out.ndim != 2:
-        raise ValueError(f"An encoder gives features (N, width); {name} does not.")
+        raise ValueError(f"An encoder returns features (N, width); {name} does not.")
     return net, out.shape[1]
 
 
@@ -220,5 +221,5 @@ def _torchvision(name: str, classes: int, channels: int, image_size: int | None,
 def _last_linear(net: nn.Module, name: str) -> str:
     linear = [key for key, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(f"{name!r} does not end in a linear layer, so it cannot be given other classes.")
+        raise ValueError(f"{name!r} does not end in a linear layer, so its number of classes cannot be changed.")
     return linear[-1]

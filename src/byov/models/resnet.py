@@ -9,10 +9,10 @@ DEPTHS = {18: torchvision.models.resnet18, 34: torchvision.models.resnet34, 50: 
 
 
 def convnet(width: int = 32, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """Build the demo's encoder, small enough to learn on two cores in a minute.
+    """Build the demo's encoder, small enough to train on two cores in a minute.
 
-    Three 3×3 convolutions with BatchNorm and ReLU, of 1, 2 and 4 times `width` channels, then the mean over pixels.
-    `classes=0` leaves the last layer out: the module then gives its 4·width features.
+    It has three 3×3 convolutions with BatchNorm and ReLU, of 1, 2 and 4 times `width` channels, then the mean over
+    pixels. `classes=0` omits the last layer: the module then returns its 4·width features.
     """
     if width < 1:
         raise ValueError(f"A convolutional network has at least one channel, not {width}.")
@@ -28,9 +28,9 @@ def convnet(width: int = 32, classes: int = 10, channels: int = 3) -> nn.Sequent
 def resnet(
     depth: int = 18, classes: int = 1000, channels: int = 3, stem: Literal["cifar", "imagenet"] = "imagenet"
 ) -> nn.Module:
-    """Build torchvision's ResNet; the CIFAR stem is a 3×3 convolution of stride 1 and no max-pooling.
+    """Build torchvision's ResNet; the CIFAR stem is a 3×3 convolution of stride 1 without max-pooling.
 
-    `classes=0` leaves the last layer out: the module then gives its 512 (or 2,048) pooled features.
+    `classes=0` omits the last layer: the module then returns its 512 (or 2,048) pooled features.
     """
     if depth not in DEPTHS:
         raise ValueError(f"A ResNet here has one of the depths {sorted(DEPTHS)}, not {depth}.")

@@ -1,4 +1,4 @@
-"""Vision transformers for small images, and the start that BYOV gives them."""
+"""Vision transformers for small images, and their initialisation in BYOV."""
 
 from typing import Any, Literal
 
@@ -18,17 +18,17 @@ TOKENS = ("pos_embed", "cls_token", "reg_token", "dist_token")
 
 
 class Patches(nn.Conv2d):
-    """The patch embedding as one matrix product: a convolution whose stride is its kernel reads no pixel twice.
+    """The patch embedding as one matrix product: a convolution whose stride equals its kernel reads no pixel twice.
 
-    A convolution's gradient by its weights is slow for kernels of 16 × 16: with the reordering around it, it took a
-    thirteenth of a ViT-S/16's training step on an H200.
+    The weight gradient of a convolution is slow for kernels of 16 × 16: together with the reordering of memory around
+    it, it took a thirteenth of the training step of a ViT-S/16 on an H200.
     """
 
     def __init__(self, channels: int, width: int, patch: int, bias: bool = True) -> None:
         super().__init__(channels, width, patch, stride=patch, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, C, H, W) to (N, width, H/p, W/p), as the convolution; what does not fill a patch is left out."""
+        """Map (N, C, H, W) to (N, width, H/p, W/p), like the convolution; incomplete patches are ignored."""
         p = self.kernel_size[0]
         if min(x.shape[-2:]) < p:
             raise ValueError(f"A patch of {p} pixels does not fit into images of {x.shape[-2]} × {x.shape[-1]}.")
@@ -49,7 +49,7 @@ def vit(
 ) -> VisionTransformer:
     """Build a ViT of a named size: nano 64×4, mini 192×6, ti 192×12, s 384×12 or b 768×12 (width × depth).
 
-    It starts as `start_as_byov` says, norms at one. `classes=0` gives features.
+    It is initialised by `start_as_byov`, norms at one. With `classes=0` it returns features.
     """
     if size not in SIZES:
         raise ValueError(f"A ViT's size is one of {', '.join(SIZES)}, not {size!r}.")
@@ -72,8 +72,8 @@ def vit(
 def start_as_byov(net: VisionTransformer) -> VisionTransformer:
     """Draw all weights, tokens and the position embedding from trunc_normal(std 0.02), biases zero (BYOV, appendix C).
 
-    timm's own start leaves the patch embedding at PyTorch's default, which is uniform, has biases and is four times as
-    wide for patches of 4 pixels, and the class token at 10⁻⁶: a Gaussian posterior relative to its scale would notice.
+    timm leaves the patch embedding at PyTorch's default, which is uniform, has biases and is four times as wide for
+    patches of 4 pixels, and the class token at 10⁻⁶. This would affect a Gaussian posterior relative to that scale.
     """
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):

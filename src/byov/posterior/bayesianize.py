@@ -1,4 +1,4 @@
-"""bayesianize: from any network to the same network with q(θ) over its parameters."""
+"""bayesianize: put q(θ) over the parameters of any network."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def bayesianize(
     """Give `net` a posterior over the parameters that `rules` cover; its weights become the means.
 
     Args:
-        net: any module. It is copied, and left as it is.
+        net: any module. It is copied and not changed.
         rules: a family, for every trainable parameter; or a mapping from rules to families, tried in order, where a
             rule is a glob on the parameter's name, a module class, or a predicate (name, module, parameter) -> bool.
-            What no rule matches stays a point. Or what we recommend: "scratch" for a network that is trained from
-            scratch, "pretrained" for one that is fine-tuned.
-        prior: saved with the model, and what `model.kl()` measures against; N(0, 1) by default.
-        shared_draw: under several processes, draw the same noise on every rank instead of each its own.
+            Parameters that no rule matches stay points. Or the name of a recommendation: "scratch" for a network
+            trained from scratch, "pretrained" for one that is fine-tuned.
+        prior: the prior that `model.kl()` uses, saved with the model; N(0, 1) by default.
+        shared_draw: with several processes, draw the same noise on every rank instead of different noise on each.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -38,7 +38,7 @@ def bayesianize(
         torch.Size([2, 3])
     """
     if isinstance(net, BayesianModule):
-        raise ValueError("The network has a posterior already: give bayesianize all the rules at once.")
+        raise ValueError("The network already has a posterior: pass all rules to bayesianize at once.")
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize takes a torch.nn.Module, not {type(net).__name__}.")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
@@ -55,7 +55,7 @@ def bayesianize(
         factors.append(Factor(family, layout, initial, _fresh(net, layout), buffers))
         removed |= {id(net.get_parameter(slot.name)): None for slot in layout.slots}
         removed |= {id(buffer): None for buffer in buffers.values()}
-    # Where a copied tensor would be, `deepcopy` finds None in its memo: the copy never holds what the factors hold.
+    # The memo maps the factors' tensors to None, so that `deepcopy` leaves them out of the copy.
     husk = copy.deepcopy(net, memo=removed)
     _free_recurrent(husk)
     _free_batchnorm(husk)
@@ -63,9 +63,10 @@ def bayesianize(
 
 
 def _check_checkpointing(net: nn.Module, covered: set[str]) -> None:
-    """Refuse layers that would run again without their weights: norms and biases do so without an error.
+    """Raise if checkpointed layers are covered: they would run again without their weights, some without an error.
 
-    Transformers marks each such layer, timm the whole network, whose output layer is none.
+    Norms and biases would give no error. Transformers marks each checkpointed layer; timm marks the whole network, of
+    which the output layer is not checkpointed.
     """
     flags = ("gradient_checkpointing", "grad_checkpointing")
     marked = [
@@ -83,7 +84,7 @@ def _flat(net: nn.Module, layout: Layout) -> Tensor:
 
 
 def _fresh(net: nn.Module, layout: Layout) -> Callable[[], Tensor]:
-    """Return a function that initialises the network anew, as its modules do, and gives the covered weights."""
+    """Return a function that reinitialises a copy of the network and returns the covered weights."""
 
     def fresh() -> Tensor:
         again = copy.deepcopy(net)
@@ -99,7 +100,7 @@ def _fresh(net: nn.Module, layout: Layout) -> Callable[[], Tensor]:
 def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """Return the buffers that belong to an explicit ensemble's components.
 
-    These are those of the modules whose parameters it covers; and where it covers the whole network, all of them.
+    These are the buffers of the modules whose parameters it covers, or all buffers if it covers the whole network.
     """
     covered = {id(net.get_parameter(slot.name)) for slot in layout.slots}
     whole = all(id(p) in covered for p in net.parameters())
@@ -112,9 +113,9 @@ def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
 
 
 def _free_recurrent(husk: nn.Module) -> None:
-    """Make plain attributes of the covered weights of nn.LSTM and its kin.
+    """Turn the covered weights of recurrent layers such as nn.LSTM into plain attributes.
 
-    They read their weights from a private list that only `__setattr__` refreshes: handing one over must go through it.
+    These layers read their weights from a private list that only `__setattr__` refreshes, so they are set through it.
     """
     for module in husk.modules():
         if isinstance(module, nn.RNNBase):
@@ -124,9 +125,10 @@ def _free_recurrent(husk: nn.Module) -> None:
 
 
 def _free_batchnorm(husk: nn.Module) -> None:
-    """Let a BatchNorm load a state where an ensemble holds its count of batches.
+    """Let a BatchNorm load a state if an ensemble holds its `num_batches_tracked`.
 
-    It adds that count to a state that has no version, as one read from safetensors, and would then find it unexpected.
+    BatchNorm adds that count to a state without a version, such as one read from safetensors, and would then report it
+    as an unexpected key.
     """
     for module in husk.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.num_batches_tracked is None:

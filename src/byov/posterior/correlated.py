@@ -1,4 +1,4 @@
-"""Gaussians whose weights are correlated: in full, or by Kronecker factors. `byov.laplace` fits both."""
+"""Gaussians with correlated weights: a full covariance, or Kronecker factors. `byov.laplace` fits both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from byov.posterior.layout import Layout
 from byov.posterior.random import normal
 
 FULL_AT_MOST = 20_000
-"""Weights that a full covariance may have: its factor takes 1.6 GB in float32 then."""
+"""The most weights that a full covariance may cover: its factor then takes 1.6 GB in float32."""
 
 
 @dataclass(frozen=True)
 class _Correlated:
-    """θ = μ + F·ε with ε ~ N(0, 1), where F mixes weights; it starts at exp(½·`log_var`) times the identity."""
+    """θ = μ + F·ε with ε ~ N(0, 1); F mixes weights and starts at exp(½·`log_var`) times the identity."""
 
     log_var: float = -10.0
 
@@ -42,15 +42,15 @@ class _Correlated:
 
 @dataclass(frozen=True)
 class FullGaussian(_Correlated):
-    """q(θ) = N(μ, L Lᵀ), one covariance for all the weights it covers: for a last layer of a few thousand.
+    """q(θ) = N(μ, L Lᵀ), one covariance for all covered weights: for a last layer of a few thousand weights.
 
-    The role `factor` (P, P) holds L in its lower triangle; what lies above it is not read.
+    The role `factor` (P, P) holds L in its lower triangle; the upper triangle is ignored.
     """
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         if len(initial) > FULL_AT_MOST:
             raise ValueError(
-                f"A full covariance of {len(initial):,} weights does not fit: cover at most {FULL_AT_MOST:,}, or take"
+                f"A full covariance of {len(initial):,} weights does not fit: cover at most {FULL_AT_MOST:,}, or use"
                 " byov.KroneckerGaussian."
             )
         return {"mean": initial, "factor": torch.full_like(initial, 0.5 * self.log_var).exp().diag()}
@@ -77,12 +77,12 @@ class FullGaussian(_Correlated):
 
 @dataclass(frozen=True)
 class KroneckerGaussian(_Correlated):
-    """A Gaussian for each parameter in turned coordinates: its draw is μ + U (σ ∘ ε) Vᵀ, with σ² = exp(ρ).
+    """A Gaussian for each parameter in rotated coordinates: a draw is μ + U (σ ∘ ε) Vᵀ, with σ² = exp(ρ).
 
-    The parameter counts as a matrix, its first dimension by all others; a bias is one column. The roles `rows0`,
-    `columns0`, `rows1`, … hold U and V of each parameter, as the identity to start with, so that q starts as `Gaussian`
-    does. With the eigenvectors of two Kronecker factors in them, and what belongs to the eigenvalues in ρ, it is the
-    posterior of a Kronecker-factored Laplace approximation, with the prior's precision in it exactly.
+    Each parameter is treated as a matrix, its first dimension by all others; a bias is one column. The roles `rows0`,
+    `columns0`, `rows1`, … hold U and V of each parameter. They start as the identity, so that q starts like `Gaussian`.
+    With the eigenvectors of two Kronecker factors in U and V, and ρ set from the eigenvalues, it is the posterior of a
+    Kronecker-factored Laplace approximation that includes the prior's precision exactly.
     """
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class KroneckerGaussian(_Correlated):
 
 
 def _parts(roles: Roles, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield U, the part of a flat tensor (P,) as a matrix, and V, for each parameter."""
+    """Yield for each parameter U, its part of a flat tensor (P,) as a matrix, and V."""
     pairs = [(roles[f"rows{i}"], roles[f"columns{i}"]) for i in range(sum(role.startswith("rows") for role in roles))]
     sizes = [len(u) * len(v) for u, v in pairs]
     for (u, v), part in zip(pairs, flat.split(sizes), strict=True):
@@ -123,13 +123,13 @@ def _parts(roles: Roles, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
 
 
 def _variance(roles: Roles) -> Tensor:
-    """Compute Var θ = U² σ² (V²)ᵀ, squares by element."""
+    """Compute Var θ = U² σ² (V²)ᵀ, with element-wise squares."""
     parts = _parts(roles, torch.exp(roles["log_var"]))
     return torch.cat([_product(u.square(), part, v.square().mT).flatten() for u, part, v in parts])
 
 
 def _product(first: Tensor, *others: Tensor) -> Tensor:
-    """Multiply matrices in their own dtype: autocast would take a covariance to bfloat16."""
+    """Multiply matrices in their own dtype: autocast would compute a covariance in bfloat16."""
     with torch.autocast(first.device.type, enabled=False):
         for other in others:
             first = first @ other
@@ -137,6 +137,6 @@ def _product(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def _kl(mu: Tensor, variance: Tensor, log_volume: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
-    """Compute KL(N(μ, F Fᵀ) ‖ N(m, s²)) by the diagonal of the covariance and log|F|."""
+    """Compute KL(N(μ, F Fᵀ) ‖ N(m, s²)) from the diagonal of the covariance and log|F|."""
     mean, std = (torch.as_tensor(m, dtype=mu.dtype, device=mu.device) for m in (mean, std))
     return 0.5 * ((variance + (mu - mean) ** 2) / std**2 - 1.0 + 2.0 * std.log()).sum() - log_volume

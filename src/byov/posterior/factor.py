@@ -14,7 +14,7 @@ from byov.posterior.materialize import materialize
 
 
 class Factor(nn.Module):
-    """Holds a family's roles as flat parameters, and for an explicit ensemble also K copies of the covered buffers."""
+    """Hold a family's roles as flat parameters, and for an explicit ensemble also K copies of the covered buffers."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class Factor(nn.Module):
         for name, cell in cells.items():
             self.register_buffer(f"cell_{name}", cell.to(initial.device), persistent=False)
         self._cells = tuple(cells)
-        # Buffers whose names hold dots cannot be registered; these keep the network's names with slashes.
+        # Buffer names cannot contain dots: these are the network's names with slashes.
         self.buffer_names = tuple(buffers)
         for name, value in buffers.items():
             self.register_buffer(name.replace(".", "/"), torch.stack([value] * getattr(family, "k", 1)))
 
     def _own_gradients(self) -> None:
-        """Keep the gradients of all roles but the first in memory of their own, on a GPU.
+        """Keep the gradients of all roles but the first in their own memory, on a GPU.
 
-        Whoever trains the means only clears their gradients only. In a step of CUDA graphs the gradient of a
-        log-variance, left there, would lie in memory that the next step overwrites, and torch ends the training.
+        Code that trains only the means clears only their gradients. In a step with CUDA graphs the gradient of a
+        log-variance would then stay in memory that the next step overwrites, and torch stops with an error.
         """
         for role in self._roles[1:]:
             if (parameter := self.get_parameter(role)).requires_grad:
@@ -68,21 +68,21 @@ class Factor(nn.Module):
         return self.family.noise(self.roles, self.layout, generator)
 
     def draw(self, noise: Noise) -> dict[str, Tensor]:
-        """Return one draw by name, tied weights under each of their names, an ensemble's buffers with it."""
+        """Return one draw by name, with tied weights under each of their names and an ensemble's buffers."""
         flat = materialize(self.flat_draw(noise))
         return {**self.layout.with_ties(self.layout.split(flat)), **self.drawn_buffers(noise)}
 
     def at_mean(self) -> dict[str, Tensor]:
-        """Return the posterior mean by name, as `draw` does a draw."""
+        """Return the posterior mean by name, in the form of `draw`."""
         return {**self.layout.with_ties(self.layout.split(self.flat_mean())), **self.mean_buffers()}
 
     def drawn_buffers(self, noise: Noise) -> dict[str, Tensor]:
-        """Return the buffers of the component that the noise chooses, by name."""
+        """Return the buffers of the component that the noise selects, by name."""
         names = self.buffer_names
         return {n: self._stack(n).index_select(0, self._component(noise)).squeeze(0) for n in names}
 
     def mean_buffers(self) -> dict[str, Tensor]:
-        """Average the components' buffers, by name; whole numbers are rounded."""
+        """Average the components' buffers, by name; integers are rounded."""
         named: dict[str, Tensor] = {}
         for name in self.buffer_names:
             stack, average = self._stack(name), self._average
@@ -92,7 +92,7 @@ class Factor(nn.Module):
 
     @torch.no_grad()
     def keep_buffers(self, noise: Noise, named: dict[str, Tensor]) -> None:
-        """Write back what a forward pass in train mode did to the buffers of the component it drew."""
+        """Write back the buffers of the drawn component after a forward pass in train mode."""
         for name in self.buffer_names:
             self._stack(name).index_copy_(0, self._component(noise), named[name].unsqueeze(0))
 
@@ -100,7 +100,7 @@ class Factor(nn.Module):
         return self.family.draw(self.roles, self.cells, noise)
 
     def drawer(self) -> Callable[[Noise], Tensor]:
-        """Return `flat_draw` for many draws in a row, what they share computed once; valid while q does not change."""
+        """Return `flat_draw` for many draws, with what they share computed once; valid while q does not change."""
         family: Any = self.family
         cells, roles = self.cells, self.roles
         if hasattr(family, "shared"):
@@ -120,7 +120,7 @@ class Factor(nn.Module):
         family: Any = self.family
         return family.assignment(self.roles, self.cells, noise)
 
-    @torch.no_grad()  # of statistics nothing is learned
+    @torch.no_grad()  # nothing is learned from statistics
     def _average(self, stack: Tensor) -> Tensor:
         family: Any = self.family
         return family.average(stack, family.mixing_of(self.roles, self.cells))

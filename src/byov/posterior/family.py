@@ -1,4 +1,4 @@
-"""The Protocol every variational family obeys: what q(θ) is, and nothing about networks or training."""
+"""The Protocol of a variational family: what q(θ) is, independent of networks and training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Noise = dict[str, Tensor]
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return it in float32 at least: a sum over millions of weights means nothing in bfloat16."""
+    """Return the tensor in float32 at least: a sum over millions of weights is meaningless in bfloat16."""
     return tensor if tensor.dtype.itemsize >= 4 else tensor.float()
 
 
@@ -25,22 +25,22 @@ def precise(tensor: Tensor) -> Tensor:
 class Family(Protocol):
     """A family of distributions over the weights that a `Layout` covers.
 
-    A family is a frozen dataclass without state. It says which flat tensors are learned (`roles`), which fixed index
-    tensors it needs (`cells`), what is random (`noise`), and four functions of those. All run under `torch.compile`
+    A family is a frozen dataclass without state. It defines which flat tensors are learned (`roles`), which fixed index
+    tensors it needs (`cells`), what is random (`noise`), and four functions of these. All run under `torch.compile`
     and `torch.vmap`.
 
-    Beyond the seven methods below, a family may have
+    In addition to the seven methods below, a family may have
 
-    - `shared(roles, cells) -> Roles`: the roles together with what many draws from the same q have in common, computed
-      once; `draw` is then given these in place of the roles. `Gaussian` adds σ, the mixtures need nothing.
-    - `layer_roles(layout, initial) -> dict[str, Tensor]`: roles that depend on the layout, beside those of `roles` or
-      in their place.
-    - `owns_buffers = True`: each of its `k` components has the network's buffers to itself. It then needs
-      `assignment`, `mixing_of` and `average`, as `Ensemble` has them.
+    - `shared(roles, cells) -> Roles`: the roles plus whatever many draws from the same q have in common, computed
+      once; `draw` then receives these instead of the roles. `Gaussian` adds σ; the mixtures do not need it.
+    - `layer_roles(layout, initial) -> dict[str, Tensor]`: roles that depend on the layout, in addition to those of
+      `roles` or replacing them.
+    - `owns_buffers = True`: each of its `k` components has its own copy of the network's buffers. The family then needs
+      `assignment`, `mixing_of` and `average`, as in `Ensemble`.
     """
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
-        """Initialise what is learned, so that the mean of q is `initial`; `fresh()` gives newly initialised weights."""
+        """Initialise the learned tensors so that the mean of q is `initial`; `fresh()` returns newly drawn weights."""
         ...
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class Family(Protocol):
         ...
 
     def noise(self, roles: Roles, layout: Layout, generator: Generator | None) -> Noise:
-        """Draw all that is random, on the generator's device (or the roles', where there is none)."""
+        """Draw everything random, on the generator's device (the roles' device without a generator)."""
         ...
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:

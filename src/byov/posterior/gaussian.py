@@ -20,11 +20,12 @@ LARGEST = 80.0
 
 @dataclass(frozen=True, repr=False)
 class Gaussian:
-    """q(θ) = N(μ, σ²) for each weight by itself, θ = μ + exp(½ρ)·ε.
+    """q(θ) = N(μ, σ²) for each weight independently, θ = μ + exp(½ρ)·ε.
 
-    ρ = log σ² is learned and starts at `log_var`; BYOV uses the exponential where Blundell et al. have a softplus, and
-    −10 to start from. With `relative` σ starts at that share of each layer's own scale instead, the root mean square of
-    its weights: one number that suits every network. One ε per forward pass, shared by the whole minibatch: no Flipout.
+    ρ = log σ² is learned and starts at `log_var`. BYOV uses the exponential where Blundell et al. use a softplus, and
+    starts at −10. With `relative`, σ starts at that fraction of each layer's scale instead (the root mean square of its
+    weights), so that one number suits every network. One ε per forward pass is shared by the whole minibatch: no
+    Flipout.
     """
 
     log_var: float = -10.0
@@ -37,7 +38,7 @@ class Gaussian:
             raise ValueError(f"Gaussian needs a relative σ above 0, or None, not {self.relative!r}.")
 
     def __repr__(self) -> str:
-        # Without `relative` as it was before there was one: saved states are recognised by it.
+        # Without `relative` the text is the same as before that option existed: saved states are recognised by it.
         return f"Gaussian(log_var={self.log_var}{'' if self.relative is None else f', relative={self.relative}'})"
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -45,7 +46,7 @@ class Gaussian:
         return {"mean": initial, "log_var": torch.full_like(initial, self.log_var)}
 
     def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
-        """Return ρ where σ starts relative to each layer's scale; a layer of zeros takes the network's."""
+        """Return ρ if σ starts relative to each layer's scale; a layer of zeros uses the network's scale."""
         if self.relative is None:
             return {}
         squares = precise(initial).square()
@@ -69,7 +70,7 @@ class Gaussian:
         return roles["std"] if "std" in roles else torch.exp(0.5 * roles["log_var"])
 
     def shared(self, roles: Roles, cells: Roles) -> Roles:
-        """Add σ to the roles: many draws from the same q compute it once."""
+        """Add σ to the roles, so that many draws from the same q compute it once."""
         return {**roles, "std": self.std(roles, cells)}
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:

@@ -14,10 +14,10 @@ from byov.posterior.module import BayesianModule
 
 
 class LayerStatistics(NamedTuple):
-    """Statistics of one layer, that is of one module that owns parameters with a posterior.
+    """Statistics of one layer, that is, of one module that owns parameters with a posterior.
 
-    A weight whose σ is 0 (a bias under dropout, say) has no finite signal-to-noise ratio and counts for σ only; where
-    a layer has no other weights, its ratios are None.
+    A weight whose σ is 0 (such as a bias under dropout) has no finite signal-to-noise ratio and counts for σ only. If a
+    layer has no other weights, its ratios are None.
     """
 
     weights: int
@@ -29,12 +29,12 @@ class LayerStatistics(NamedTuple):
 
 @torch.no_grad()
 def layer_statistics(model: BayesianModule) -> dict[str, LayerStatistics]:
-    """Compute σ and |μ|/σ by the name of the layer, "" for parameters of the network itself; for every family.
+    """Compute the statistics of σ and |μ|/σ by layer name, "" for the network's own parameters; for every family.
 
-    A few reductions over each factor's flat tensors and one copy to the host: nothing waits for the device in between.
+    It takes a few reductions over each factor's flat tensors and one copy to the host, without other synchronisation.
     """
     if not isinstance(model, BayesianModule):
-        raise TypeError(f"Layer statistics are of a BayesianModule, not of {type(model).__name__}.")
+        raise TypeError(f"layer_statistics takes a BayesianModule, not {type(model).__name__}.")
     rows = torch.cat([_slots(factor) for factor in model.factors], dim=1).tolist()
     slots = [slot for factor in model.factors for slot in factor.layout.slots]
     layers: dict[str, list[int]] = {}
@@ -54,12 +54,12 @@ def _joined(parts: list[list[float]], sizes: list[int]) -> LayerStatistics:
 
 
 def _slots(factor: Factor) -> Tensor:
-    """Compute for each parameter Σσ, max σ, how many σ are above 0, Σ|μ|/σ and max |μ|/σ over those; (5, slots)."""
+    """Compute (5, slots): for each parameter Σσ, max σ, the number of σ > 0, and over these Σ|μ|/σ and max |μ|/σ."""
     mean, std = precise(factor.flat_mean()), precise(factor.flat_std())
     snr = mean.abs().div_(std).nan_to_num_(nan=0.0, posinf=0.0)
 
     def reduce(flat: Tensor, norm: float, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        # Nothing here is negative, so that a sum is a 1-norm and a maximum an ∞-norm: all parts in a few launches.
+        # No value is negative, so a sum is a 1-norm and a maximum an ∞-norm: a few launches compute all parts.
         parts = flat.split(factor.layout.sizes)
         return torch.stack(torch._foreach_norm(parts, norm) if flat.is_cuda else [plain(part) for part in parts])
 

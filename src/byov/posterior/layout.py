@@ -1,4 +1,4 @@
-"""Where each parameter lies in a factor's flat tensors, and how it is cut into layers and input units."""
+"""The position of each parameter in a factor's flat tensors, and its division into layers and input units."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LOOKUP = (nn.Embedding, nn.EmbeddingBag)
 class Slot:
     """One parameter of the network.
 
-    `names` holds every name the network knows it by (tied weights have several); the first is the one people see.
-    `units` is the parameter's shape cut so that `mask`, broadcast over it, gives one number per *input unit*: the
-    granularity of dropout. A bias has no input unit, and `mask` is None.
+    `names` holds all its names in the network (tied weights have several); the first is the one shown to users.
+    `units` is the parameter's shape, split so that `mask`, broadcast over it, gives one number per *input unit*: the
+    granularity of dropout. A bias has no input unit, and its `mask` is None.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Slot:
 def _input_units(
     module: nn.Module, leaf: str, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Cut `shape` into input units; return the shape to view it in, and that of the mask over this view."""
+    """Split `shape` into input units; return the shape of that view, and the shape of the mask over it."""
     if "bias" in leaf or not shape:
         return shape, None
     if len(shape) == 1:  # a scale, as in a norm layer: each channel is its own input
@@ -58,7 +58,7 @@ def _input_units(
     if isinstance(module, (*_TRANSPOSED, *_LOOKUP)):  # (in, out, …): a row is an input
         return shape, (shape[0], *(1 for _ in shape[1:]))
     groups = module.groups if isinstance(module, _CONVOLUTION) else 1
-    if groups > 1:  # every group of outputs reads inputs of its own
+    if groups > 1:  # each group of outputs reads its own inputs
         units = (groups, shape[0] // groups, *shape[1:])
         return units, (groups, 1, shape[1], *(1 for _ in shape[2:]))
     return shape, (1, shape[1], *(1 for _ in shape[2:]))
@@ -66,18 +66,18 @@ def _input_units(
 
 @dataclass(frozen=True)
 class Layout:
-    """The parameters that one factor of q covers, in the order in which its flat tensors hold them."""
+    """The parameters that one factor of q covers, in the order of its flat tensors."""
 
     slots: tuple[Slot, ...]
     sizes: list[int] = field(init=False, repr=False, compare=False)
     numel: int = field(init=False, repr=False, compare=False)
     layers: int = field(init=False, repr=False, compare=False)
-    """How many layers (modules) the covered parameters belong to."""
+    """Number of layers (modules) that the covered parameters belong to."""
     units: int = field(init=False, repr=False, compare=False)
-    """How many input units the covered parameters read."""
+    """Number of input units that the covered parameters read."""
 
     def __post_init__(self) -> None:
-        # Not cached properties: theirs takes a lock in Python 3.11, which torch.compile cannot trace.
+        # Not cached properties: in Python 3.11 they take a lock, which torch.compile cannot trace.
         object.__setattr__(self, "sizes", [slot.numel for slot in self.slots])
         object.__setattr__(self, "numel", sum(self.sizes))
         object.__setattr__(self, "layers", len({slot.layer for slot in self.slots}))
@@ -96,28 +96,28 @@ class Layout:
         }
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the flat tensor whose named views are `values`, whose shapes broadcast to their parameters'."""
+        """Return the flat tensor whose named views are `values`, broadcast to the shapes of the parameters."""
         return torch.cat([values[slot.name].expand(slot.shape).reshape(-1) for slot in self.slots])
 
     def with_ties(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the same tensors under every name the network knows them by."""
+        """Return the same tensors under all their names in the network."""
         return {alias: named[slot.name] for slot in self.slots for alias in slot.names}
 
     def layer_cells(self) -> Tensor:
-        """Return for each element the number of the layer it belongs to."""
+        """Return for each element the index of its layer."""
         number: dict[str, int] = {}
         parts = [torch.full((s.numel,), number.setdefault(s.layer, len(number)), dtype=torch.int32) for s in self.slots]
         return torch.cat(parts)
 
     def layer_means(self, flat: Tensor) -> Tensor:
-        """Return a flat tensor (P,) that holds for each element the mean over its layer."""
+        """Return for each element of a flat tensor (P,) the mean over its layer."""
         cells = self.layer_cells().to(flat.device, torch.int64)
         zeros = flat.new_zeros(self.layers)
         means = zeros.index_add(0, cells, flat) / zeros.index_add(0, cells, torch.ones_like(flat))
         return means.index_select(0, cells)
 
     def unit_cells(self) -> Tensor:
-        """Return for each element the number of its input unit; biases have none and get one past the last unit."""
+        """Return for each element the index of its input unit; biases have none and get one past the last index."""
         parts, start = [], 0
         for slot in self.slots:
             if slot.mask is None:
@@ -129,12 +129,12 @@ class Layout:
         return torch.cat(parts)
 
     def bias_cells(self) -> Tensor:
-        """Return True where an element belongs to a bias, which dropout and DropConnect never drop."""
+        """Return a mask of the elements that belong to a bias; dropout and DropConnect never drop these."""
         return torch.cat([torch.full((slot.numel,), slot.mask is None) for slot in self.slots])
 
 
 def occurrences(net: nn.Module) -> Iterable[tuple[Tensor, list[tuple[str, nn.Module]]]]:
-    """List every parameter of the network once, with each (name, owning module) it occurs under."""
+    """List every parameter of the network once, with all (name, owning module) pairs where it occurs."""
     found: dict[int, tuple[Tensor, list[tuple[str, nn.Module]]]] = {}
     for prefix, module in net.named_modules(remove_duplicate=False):
         for leaf, parameter in module._parameters.items():

@@ -2,12 +2,12 @@
 
 torch.compile (Inductor) fuses a tensor into whatever reads or writes it. That is wrong for these two:
 
-- A draw θ = μ + σ·ε fused into BatchNorm's kernel over all activations is drawn anew for each of them: a third of what
-  a Gaussian adds to the training step of a ResNet-18 on an H200, and all of what EMP and ECMP add.
+- A draw θ = μ + σ·ε fused into BatchNorm's kernel over all activations is recomputed for each of them. This is a third
+  of the time that a Gaussian adds to the training step of a ResNet-18 on an H200, and all of what EMP and ECMP add.
 - The gradient of `torch.split` is a `cat`. Inductor lets each part's gradient be written into its slice of the result.
   Up to PyTorch 2.14 the kernel that computes the gradients of a LayerNorm's scale and bias on a GPU does not write
   there (its "mix-order reduction", pytorch#193061), and the slice keeps what was in memory before: a wrong gradient,
-  without a word. An operator that Inductor does not look into takes the parts whole.
+  without an error. An operator that is opaque to Inductor receives the parts as whole tensors.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 
 def materialize(draw: Tensor) -> Tensor:
-    """Return `draw`; inside torch.compile it is written to memory once, because a view by strides needs memory."""
+    """Return `draw`; inside torch.compile it is written to memory once, because a strided view needs memory."""
     return _Materialize.apply(draw) if torch.compiler.is_compiling() else draw
 
 
 class _Materialize(torch.autograd.Function):
-    """Pass gradients through by hand: that of a view by strides would not know that it is the identity."""
+    """Pass gradients through by hand: the backward of a strided view does not know that it is the identity."""
 
     @staticmethod
     def forward(ctx: Any, draw: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class _Materialize(torch.autograd.Function):
 
 
 def split(flat: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Cut the last dimension, as `torch.split`; inside torch.compile its gradient is right on every PyTorch."""
+    """Split the last dimension like `torch.split`; inside torch.compile its gradient is right on every PyTorch."""
     if torch.compiler.is_compiling():
         return _Split.apply(flat, sizes)
     return torch.split(flat, sizes, dim=-1)
@@ -54,9 +54,9 @@ class _Split(torch.autograd.Function):
 
 @torch.library.custom_op("byov::cat_gradients", mutates_args=())
 def _cat(parts: list[Tensor]) -> Tensor:
-    """Join along the last dimension as `torch.cat`, in an operator that the compiler does not look into.
+    """Join along the last dimension like `torch.cat`, in an operator that is opaque to the compiler.
 
-    One copy of many tensors: `cat` itself takes five times as long on a GPU where the parts are of unequal sizes.
+    It is one copy of many tensors: on a GPU, `cat` takes five times as long if the parts have unequal sizes.
     """
     flat = parts[0].new_empty(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
     torch._foreach_copy_(flat.split([part.shape[-1] for part in parts], dim=-1), parts)

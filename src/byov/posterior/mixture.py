@@ -2,7 +2,7 @@
 
     θ = Σ_k 1[Z = k] ⊙ (M_k + σ ε_k)
 
-What tells its members apart is how much of the network shares one assignment Z, here called a *cell*:
+Its members differ in how much of the network shares one assignment Z, here called a *cell*:
 
     Ensemble      one Z for the whole network (its buffers too)     K centroids
     EMP           one Z per layer, weight and bias together         K centroids    equation (4)
@@ -10,18 +10,18 @@ What tells its members apart is how much of the network shares one assignment Z,
     Dropout       one Z per input unit, biases never dropped        M and 0        Table 2
     DropConnect   one Z per element, biases never dropped           M and 0        Table 2
 
-Dropout and DropConnect are kept by their *mean*, as `nn.Dropout` users expect: the centroid is M = mean / (1 − p).
+Dropout and DropConnect store their *mean*, as `nn.Dropout` users expect: the centroid is M = mean / (1 − p).
 
 The mixing probabilities are fixed, as everywhere in the paper, or learned per layer (`learn_probs`; its section 6). A
 draw of Z has no derivative, so their gradient needs an estimator. With g = ∂L/∂θ at the draw, s_k = g·M_k over a cell,
-s̄ = Σ_k p_k s_k and D the component drawn, it is that of ReinMax (Liu et al. 2023),
+s̄ = Σ_k p_k s_k and D the component drawn, the estimator is ReinMax (Liu et al. 2023),
 
     ∂L/∂logit_j ≈ ½ p_j (s_j − s̄) + ½ (1[j = D] − p_j)(s_D − s̄)
 
 the trapezoidal rule for L(M_j) − L(M_k): exact in expectation where L is quadratic along the line between two
-components, third-order in their distance otherwise. The first term alone, taken twice, is the straight-through
-estimator, which is right only for a linear L. The score function has no bias at all, but one number, the loss, would
-have to tell the good assignments of thousands of cells from the bad; here each cell is told by its own gradient.
+components, third-order in their distance otherwise. Twice the first term alone is the straight-through estimator,
+which is right only for a linear L. The score function is unbiased, but a single number, the loss, would have to
+separate the good assignments of thousands of cells from the bad ones; here each cell uses its own gradient.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from byov.posterior.random import categorical, normal, uniform
 Start = Literal["copy", "reset"]
 
 SPREAD = 0.8
-"""How far components start apart, unless told: in L layers by 0.8/√L of each weight. Measured in results/defaults."""
+"""Default distance between components at the start: 0.8/√L of each weight for L layers. See results/defaults."""
 
 
 def _within(value: float, end: float) -> bool:
-    """Tell if it is a number in [0, end)."""
+    """Return whether `value` is a number in [0, end)."""
     return isinstance(value, Real) and 0.0 <= value < end
 
 
@@ -61,13 +61,13 @@ class _Components(ABC):
     """K learned centroids, role `components` (K, P), mixed with fixed or learned probabilities.
 
     `probs` defaults to uniform, as everywhere in the paper. `start="copy"` starts every centroid at the network's
-    weights, so that a pretrained network is the mean; `start="reset"` initialises all but the first anew. `spread`
-    moves each element w of each centroid by spread·|w|·ε from there, the mean of the centroids staying where it was:
-    else the patches of a norm, which all start at 1 and 0, are told apart by nothing but the batches they happen to
-    see. Unless given, it is 0.8/√L for copies in L layers, so that what it adds up to does not depend on the depth, and
-    0 for what starts anew. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are
-    learned, each layer its own (an `Ensemble` has one for all). With `zero` the last component is 0 and stays so, as
-    dropout's is (appendix D.1): K − 1 are learned, and kept as (1 − p_K)·M.
+    weights, so that a pretrained network is the mean; `start="reset"` reinitialises all but the first. `spread` then
+    moves each element w of each centroid by spread·|w|·ε and keeps the mean of the centroids in place. Otherwise the
+    patches of a norm, which all start at 1 and 0, would differ only through the batches they happen to see. The default
+    spread is 0.8/√L for copies in L layers, so that the total does not depend on the depth, and 0 for reinitialised
+    centroids. `learn_probs` adds the role `logits` (K, layers): the probabilities start at `probs` and are learned
+    separately for each layer (an `Ensemble` has one set for all). With `zero` the last component stays 0, as in dropout
+    (appendix D.1): K − 1 components are learned, and stored as (1 − p_K)·M.
     """
 
     k: int
@@ -98,46 +98,46 @@ class _Components(ABC):
             raise ValueError(f"{name} with a component at zero has fixed probabilities: leave out learn_probs.")
 
     def __repr__(self) -> str:
-        # As it was before there were learned probabilities, so that what was saved then is still recognised. Where the
-        # centroids started is nothing that a saved state depends on.
+        # The same text as before learned probabilities existed, so that states saved then are still recognised. A saved
+        # state does not depend on `spread`.
         more = (", learn_probs=True" if self.learn_probs else "") + (", zero=True" if self.zero else "")
         name = type(self).__name__
         return f"{name}(k={self.k}, probs={self.probs}, sigma={self.sigma}, start={self.start!r}{more})"
 
     @property
     def mixing(self) -> tuple[float, ...]:
-        """Return the fixed probabilities, or those that learned ones start from."""
+        """Return the fixed probabilities, or the initial values of learned ones."""
         return self.probs or (1.0 / self.k,) * self.k
 
     def _groups(self, layout: Layout) -> int:
-        """Count the sets of mixing probabilities to learn; one per layer unless a family says otherwise."""
+        """Count the sets of mixing probabilities to learn; one per layer by default."""
         return layout.layers
 
     @abstractmethod
     def _cells(self, layout: Layout, components: Tensor) -> tuple[int, ...]:
-        """Return the shape of Z, that is of the assignments one draw makes."""
+        """Return the shape of Z, the assignments of one draw."""
 
     @abstractmethod
     def _elements(self, of_cells: Tensor, cells: Roles) -> Tensor:
-        """Return for each element the Z of its cell, or the row of its group: (…, P), or (…, 1) where all share it."""
+        """Expand values per cell or group to elements: (…, P), or (…, 1) if all elements share one."""
 
-    # What is learned
+    # Learned tensors
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         others = [initial if self.start == "copy" else fresh() for _ in range(self.k - 1 - self.zero)]
         return {"components": self._apart(torch.stack([initial, *others]), self.spread or 0.0)}
 
     def _learned(self) -> tuple[float, ...]:
-        """Return the fixed probabilities among the components that are learned; they sum to 1."""
+        """Return the fixed probabilities of the learned components, normalised to sum to 1."""
         return tuple(p / (1.0 - self.mixing[-1]) for p in self.mixing[:-1]) if self.zero else self.mixing
 
     def _centroids(self, roles: Roles) -> Tensor:
-        """Return all K of them (K, P); the last is 0 where it is fixed there."""
+        """Return all K centroids (K, P); with `zero` the last one is 0."""
         learned = roles["components"]
         return torch.cat([learned / (1.0 - self.mixing[-1]), torch.zeros_like(learned[:1])]) if self.zero else learned
 
     def layer_roles(self, layout: Layout, initial: Tensor) -> dict[str, Tensor]:
-        """Return copies that start apart, unless told how far; and the logits (K, groups) of learned probabilities."""
+        """Return copies at the default distance if no spread is given, and the logits (K, groups) if learned."""
         found: dict[str, Tensor] = {}
         if self.spread is None and self.start == "copy":
             found["components"] = self._apart(initial.expand(self.k - self.zero, -1), SPREAD / layout.layers**0.5)
@@ -153,12 +153,12 @@ class _Components(ABC):
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {}
 
-    # What is random
+    # Noise and draws
 
     def noise(self, roles: Roles, layout: Layout, generator: Generator | None) -> Noise:
         components = roles["components"]
         shape = self._cells(layout, components)
-        if self.learn_probs:  # what is held must not depend on what is learned
+        if self.learn_probs:  # held noise must not depend on learned probabilities
             noise = {"u": uniform(shape, components, generator)}
         else:
             noise = {"z": categorical(shape, self.mixing, components, generator)}
@@ -168,7 +168,7 @@ class _Components(ABC):
 
     def draw(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
         components, z = self._centroids(roles), self._elements(self.assignment(roles, cells, noise), cells)
-        # One for all: a row is read, not gathered.
+        # If all elements share one Z, read a row instead of gathering.
         theta = (components.index_select(0, z) if len(z) == 1 else components.gather(0, z.unsqueeze(0))).squeeze(0)
         if self.learn_probs and torch.is_grad_enabled():
             logits = self._elements(roles["logits"], cells)
@@ -180,15 +180,15 @@ class _Components(ABC):
         return _pick(noise["u"], self._of_cells(roles["logits"], cells)) if self.learn_probs else noise["z"]
 
     def _of_cells(self, logits: Tensor, cells: Roles) -> Tensor:
-        """Return the logits of each cell; here a group is one."""
+        """Return the logits of each cell; by default each group is one cell."""
         return logits
 
     # Moments and KL
 
     def average(self, stack: Tensor, probs: Sequence[float] | Tensor | None = None) -> Tensor:
-        """Return Σ_k p_k·stack_k, by differences to the first: equal components give themselves, exactly.
+        """Return Σ_k p_k·stack_k, by differences to the first, so that equal components average to exactly themselves.
 
-        A sum and not a matrix product, which autocast would take to bfloat16.
+        It is a sum and not a matrix product, which autocast would compute in bfloat16.
         """
         return stack[0] + self._mix(stack - stack[0], self.mixing if probs is None else probs)
 
@@ -198,7 +198,7 @@ class _Components(ABC):
         return sum(others, first)
 
     def mixing_of(self, roles: Roles, cells: Roles) -> Sequence[float] | Tensor:
-        """Return p_k of every element: K numbers, or learned ones (K, P), or (K,) where all elements share them."""
+        """Return p_k for every element: K numbers, or learned ones (K, P), or (K,) if all elements share them."""
         return self._elements(roles["logits"].softmax(0), cells).squeeze(1) if self.learn_probs else self.mixing
 
     def mean(self, roles: Roles, cells: Roles) -> Tensor:
@@ -210,10 +210,10 @@ class _Components(ABC):
         return (self._mix(spread**2, self.mixing_of(roles, cells)) + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Compute equation (6), Σ_k p_k ‖M_k − m‖² / 2s², the constant dropped.
+        """Compute equation (6), Σ_k p_k ‖M_k − m‖² / 2s², without the constant.
 
-        Learned probabilities take a part of that constant with them: the entropy of Z, log K − KL(p ‖ uniform) for each
-        assignment of a draw. The KL to the uniform is then added; it is 0 where they start uniform.
+        With learned probabilities a part of that constant varies: the entropy of Z, log K − KL(p ‖ uniform) for each
+        assignment of a draw. KL(p ‖ uniform) is then added; it starts at 0 if the probabilities start uniform.
         """
         components = precise(self._centroids(roles))
         quadratic = 0.5 * self._mix(((components - mean) / std) ** 2, self.mixing_of(roles, cells)).sum()
@@ -225,13 +225,13 @@ class _Components(ABC):
 
 
 def _pick(u: Tensor, logits: Tensor) -> Tensor:
-    """Pick component numbers by uniform noise: count the edges of the cumulated probabilities at or below it."""
+    """Pick component numbers from uniform noise: count the cumulative probabilities at or below it."""
     edges = precise(logits.detach()).softmax(0).cumsum(0)[:-1]
     return (u >= edges).sum(0)
 
 
 def _told_by_gradient(components: Tensor, logits: Tensor, z: Tensor, drawn: Tensor) -> Tensor:
-    """Return zero, with the gradient of θ in the logits that the module's docstring gives."""
+    """Return zero, with the gradient of θ in the logits that the module docstring defines."""
     log_p = logits.log_softmax(0)
     p = log_p.exp()
     mean = (p.detach() * components).sum(0)
@@ -241,7 +241,7 @@ def _told_by_gradient(components: Tensor, logits: Tensor, z: Tensor, drawn: Tens
 
 @dataclass(frozen=True, repr=False)
 class Ensemble(_Components):
-    """An explicit ensemble: one of K whole networks, its buffers (BatchNorm's statistics) included."""
+    """An explicit ensemble: one of K whole networks, including its buffers (BatchNorm statistics)."""
 
     owns_buffers = True
 
@@ -262,7 +262,7 @@ class Ensemble(_Components):
 
 @dataclass(frozen=True, repr=False)
 class EMP(_Components):
-    """Ensemble Model Patching, equation (4): each layer takes one of its K patches, weight and bias together."""
+    """Ensemble Model Patching, equation (4): each layer uses one of its K patches, weight and bias together."""
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {"layer": layout.layer_cells()}
@@ -276,7 +276,7 @@ class EMP(_Components):
 
 @dataclass(frozen=True, repr=False)
 class ECMP(_Components):
-    """Ensemble Cross Model Patching, equation (5): each element takes one of its K patches by itself."""
+    """Ensemble Cross Model Patching, equation (5): each element uses one of its K patches independently."""
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         if not self.learn_probs:
@@ -296,7 +296,7 @@ class ECMP(_Components):
 
 @dataclass(frozen=True)
 class _Bernoulli(ABC):
-    """Two centroids, M and 0, and the probability p of taking the 0; role `mean` (P,) holds (1 − p)·M."""
+    """Two centroids, M and 0, where 0 has probability p; the role `mean` (P,) holds (1 − p)·M."""
 
     p: float
     sigma: float = 0.0
@@ -309,11 +309,11 @@ class _Bernoulli(ABC):
 
     @abstractmethod
     def _keep(self, mean: Tensor, layout: Layout, generator: Generator | None) -> Tensor:
-        """Draw True where a cell is kept; biases always are."""
+        """Draw a mask of the cells that are kept; biases always are."""
 
     @abstractmethod
     def _spread(self, cells: Roles, keep: Tensor) -> Tensor:
-        """Spread one `keep` per cell over its elements: 1/(1 − p) where kept, 0 where dropped, 1 for biases."""
+        """Expand `keep` from cells to elements: 1/(1 − p) if kept, 0 if dropped, 1 for biases."""
 
     def roles(self, initial: Tensor, fresh: Callable[[], Tensor]) -> dict[str, Tensor]:
         return {"mean": initial}
@@ -336,7 +336,7 @@ class _Bernoulli(ABC):
         return (variance + self.sigma**2).sqrt()
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Compute equation (6) with p_k = (1 − p, p) on (M, 0), biases with one centroid; the constant dropped."""
+        """Compute equation (6) with p_k = (1 − p, p) on (M, 0), biases with one centroid, without the constant."""
         mu = precise(roles["mean"])
         centroid = mu / (1.0 - self.p)
         dropped = torch.as_tensor(mean, dtype=mu.dtype, device=mu.device)
@@ -355,13 +355,13 @@ class Dropout(_Bernoulli):
         return uniform((layout.units,), mean, generator) >= self.p
 
     def _spread(self, cells: Roles, keep: Tensor) -> Tensor:
-        # The cell after the last unit is the biases'.
+        # The cell after the last unit is that of the biases.
         return torch.cat([keep / (1.0 - self.p), keep.new_ones(1)]).index_select(0, cells["unit"])
 
 
 @dataclass(frozen=True)
 class DropConnect(_Bernoulli):
-    """DropConnect (Wan et al. 2013): each weight is dropped by itself with probability p."""
+    """DropConnect (Wan et al. 2013): each weight is dropped independently with probability p."""
 
     def cells(self, layout: Layout) -> dict[str, Tensor]:
         return {"bias": layout.bias_cells()}

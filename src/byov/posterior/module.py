@@ -28,7 +28,7 @@ _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def lock_of(model: nn.Module) -> Any:
-    """Return the lock that a thread holds while a draw stands in the model's network; it may take it again."""
+    """Return the reentrant lock that a thread holds while a draw is in the model's network."""
     return _LOCKS.setdefault(model, RLock())
 
 
@@ -39,9 +39,9 @@ def several_processes() -> bool:
 class BayesianModule(Transparent):
     """A network with q(θ) in place of some or all of its parameters; made by `bayesianize`.
 
-    In train mode each call uses one draw for the whole call; in eval mode the posterior mean. `net` is the network
-    itself, with nothing where covered parameters were: they are handed to it for the length of a call. What the module
-    does not know by name it asks the network, whose methods run under the draw or the mean as a call does.
+    In train mode each call uses one draw for the whole call; in eval mode it uses the posterior mean. `net` is the
+    network itself without its covered parameters, which are passed to it for the duration of a call. Attributes that
+    this module does not have are looked up in the network, whose methods run under the draw or the mean like a call.
     """
 
     q: nn.ModuleList
@@ -52,40 +52,40 @@ class BayesianModule(Transparent):
         self.q = nn.ModuleList(factors)
         self.shared_draw = shared_draw
         self._keys = tuple(keys)
-        # A module that occurs twice is handed its tensors once, under its first name: `functional_call` would take
-        # the first hand-over for what the second has to restore, and leave a draw behind.
+        # A module that occurs twice gets its tensors once, under its first name. If it got them twice,
+        # `functional_call` would take the first draw for the original tensor, restore that, and leave a draw behind.
         first = {module: prefix for prefix, module in net.named_modules()}
         self._first = {prefix: first[module] for prefix, module in net.named_modules(remove_duplicate=False)}
         self._held: list[Noise] | None = None
         self._at_mean = False
-        # DDP hands rank 0's buffers to all ranks, so this is the same number everywhere, whatever each rank's seed was.
+        # DDP broadcasts rank 0's buffers, so this number is the same on all ranks, whatever their seeds.
         self.register_buffer("stream_seed", torch.tensor(torch.initial_seed() % (1 << 62)), persistent=False)
         self._stream: int | None = None
         self.calls = 0
-        if self._device().type != "meta":  # whose tensors would forget the moments
+        if self._device().type != "meta":  # meta tensors would lose the moments
             prior.to(self._device())
         prior.attach(self)
         self.prior = prior
         self.take_signature()
 
-    # What is random
+    # Noise and draws
 
     def noise(self, generator: Generator | None = None) -> list[Noise]:
-        """Draw what is random, by factor; `tensors(noise)` is the draw."""
+        """Draw the noise of one draw, by factor; `tensors(noise)` returns the draw."""
         generator = self.source(generator)
         return [factor.noise(generator) for factor in self.factors]
 
     def noises(self, count: int, generator: Generator) -> list[list[Noise]]:
-        """Return what `count` calls of `noise` with this generator would, with one look at the factors."""
+        """Return the result of `count` calls of `noise` with this generator, reading the factors only once."""
         parts = [(factor.family, factor.roles, factor.layout) for factor in self.factors]
         return [[family.noise(roles, layout, generator) for family, roles, layout in parts] for _ in range(count)]
 
     def source(self, generator: Generator | None = None) -> Generator | None:
-        """Return the generator of the next draw's noise: the one given, or None for the global one.
+        """Return the generator for the next draw's noise: the one given, or None for the global one.
 
-        Under several processes it is not the global one, but this rank's own, or (`shared_draw`) the same on all:
-        otherwise ranks that were all seeded alike, as most scripts do, would draw the same noise. A compiled graph
-        cannot hold a generator: there the global one is used, so seed each rank differently, or enter `draw()`.
+        With several processes the default is this rank's own generator, or with `shared_draw` the same one on all
+        ranks. Otherwise ranks with the same seed, as in most scripts, would draw the same noise. A compiled graph
+        cannot hold a generator and uses the global one, so seed each rank differently, or enter `draw()`.
         """
         if generator is not None or not several_processes():
             return generator
@@ -101,10 +101,10 @@ class BayesianModule(Transparent):
 
     @contextmanager
     def draw(self, generator: Generator | None = None, noise: list[Noise] | None = None) -> Iterator[BayesianModule]:
-        """Hold one draw over every call inside the block, in either mode.
+        """Hold one draw for all calls inside the block, in train and eval mode.
 
-        It is the noise that is held: each call rebuilds the weights from it, so that several backward passes, and even
-        an optimizer's step, may happen inside one block. It is held for every thread that calls the model meanwhile.
+        Only the noise is held: each call rebuilds the weights from it, so several backward passes, and even an
+        optimizer step, may happen inside one block. The draw is held for all threads that call the model meanwhile.
         """
         before = self._held, self._at_mean
         self._held, self._at_mean = (self.noise(generator) if noise is None else noise), False
@@ -115,7 +115,7 @@ class BayesianModule(Transparent):
 
     @contextmanager
     def at_mean(self) -> Iterator[BayesianModule]:
-        """Use the posterior mean inside the block, in either mode."""
+        """Use the posterior mean inside the block, in train and eval mode."""
         before = self._held, self._at_mean
         self._held, self._at_mean = None, True
         try:
@@ -134,32 +134,32 @@ class BayesianModule(Transparent):
         if noise is None and self.training and not self._at_mean:
             noise = self.noise()
         tensors = self.tensors(noise)
-        # Two threads in one network would meet each other's draws, and leave them behind.
+        # Two threads in one network would see each other's draws, and leave them behind.
         with nullcontext() if torch.compiler.is_compiling() else lock_of(self):
             if name:
-                if noise is None:  # the mean may be q's own memory
-                    copies = {id(tensor): tensor.clone() for tensor in tensors.values()}  # of tied ones one
+                if noise is None:  # the mean may share q's memory
+                    copies = {id(tensor): tensor.clone() for tensor in tensors.values()}  # one per tie
                     tensors = {key: copies[id(tensor)] for key, tensor in tensors.items()}
                 out, tensors = self._method(name, tensors, args, kwargs)
             else:
-                out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # tied ones are handed twice
+                out = functional_call(self.net, tensors, args, kwargs, tie_weights=False)  # ties are passed twice
         if self.training and noise is not None:
             for factor, part in zip(self.factors, noise, strict=True):
                 factor.keep_buffers(part, tensors)
         return out
 
     def tensors(self, noise: list[Noise] | None = None) -> dict[str, Tensor]:
-        """Return one draw, or without noise the mean, by name; tied weights under each module's name for them."""
+        """Return one draw by name, or the mean without noise; tied weights appear under each module's name for them."""
         named: dict[str, Tensor] = {}
         for i, factor in enumerate(self.factors):
             named |= factor.at_mean() if noise is None else factor.draw(noise[i])
         return {name: tensor for name, tensor in named.items() if self.handed_under(name)}
 
     def handed_under(self, name: str) -> bool:
-        """Tell if `tensors` holds it under this name: of a module that occurs twice only the first name counts."""
+        """Return whether `tensors` uses this name: for a module that occurs twice, only the first name counts."""
         return self._first_name(name) == name
 
-    # Asking q
+    # Statistics of q
 
     def sample(self, n: int, generator: Generator | None = None) -> dict[str, Tensor]:
         """Return n draws of the covered parameters, stacked, by the network's own names."""
@@ -182,10 +182,10 @@ class BayesianModule(Transparent):
         return {name: torch.where(mean[name] == 0, 0.0, mean[name].abs() / std[name]) for name in mean}
 
     def kl(self, prior: Prior | None = None, points: bool = False) -> Tensor:
-        """Compute KL(q ‖ prior) in nats, summed over the covered weights; the prior is by default `bayesianize`'s.
+        """Compute KL(q ‖ prior) in nats, summed over the covered weights; the default prior is that of `bayesianize`.
 
-        For the mixtures it is equation (6) of the patching paper, whose constant is dropped. `points=True` adds that
-        equation's last two sums, the quadratic term of the parameters without a posterior.
+        For the mixtures it is equation (6) of the patching paper without its constant. `points=True` adds the last two
+        sums of that equation, the quadratic term of the parameters without a posterior.
         """
         prior = self.prior if prior is None else prior
         Prior.check(prior)
@@ -203,13 +203,13 @@ class BayesianModule(Transparent):
         return [slot.name for factor in self.factors for slot in factor.layout.slots]
 
     def points(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters that stay points, with their names."""
+        """Return the parameters without a posterior (points), with their names."""
         return list(self.net.named_parameters())
 
     # Saving
 
     def point(self) -> nn.Module:
-        """Return the plain network at the posterior mean: a copy as it was before `bayesianize`, ties and all."""
+        """Return the plain network at the posterior mean: a copy as it was before `bayesianize`, including ties."""
         net = copy.deepcopy(self.net)
         modules = dict(net.named_modules(remove_duplicate=False))
         for factor in self.factors:
@@ -222,7 +222,7 @@ class BayesianModule(Transparent):
         return net
 
     def point_state_dict(self) -> dict[str, Tensor]:
-        """Return the state at the posterior mean under the network's own keys: it loads into the plain network."""
+        """Return the state at the posterior mean under the network's own keys, for loading into the plain network."""
         state = {**self.net.state_dict(), **{k: v.detach().clone() for k, v in self.tensors().items()}}
         return {key: state[self._first_name(key)] for key in self._keys}
 
@@ -243,11 +243,11 @@ class BayesianModule(Transparent):
         return push(lambda folder: save(self, folder, **options), repo_id, **(hub or {}))
 
     def spec(self) -> StateSpec:
-        """Return what a state must agree on to be loaded here: families, parameters and the kind of prior."""
+        """Return what a state must match to be loaded here: families, parameters and the kind of prior."""
         return StateSpec.of(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        with lock_of(self):  # not while a prediction's draw stands in the network
+        with lock_of(self):  # not while a prediction's draw is in the network
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -258,26 +258,26 @@ class BayesianModule(Transparent):
         return self.spec().encode()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Set nothing: `_load_from_state_dict` has compared it already."""
+        """Do nothing: `_load_from_state_dict` has already compared it."""
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         self.spec().check(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy made inside a `draw()` block must not stay in it.
+        # A copy made inside a `draw()` block must not keep its draw.
         return {**self.__dict__, "_held": None, "_at_mean": False}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BayesianModule:
-        with lock_of(self):  # not while a prediction's draw stands in the network
+        with lock_of(self):  # not while a prediction's draw is in the network
             memo[id(self)] = new = self.__class__.__new__(self.__class__)
             new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return new
 
-    # Small things
+    # Helpers
 
     def __repr__(self) -> str:
-        """Show the layers with the parameters that q hands them: a layer without its bias would print bias=False."""
+        """Show the layers with the parameters that q holds: without its bias a layer would print bias=False."""
         modules = dict(self.net.named_modules())
         names = (name.rpartition(".") for factor in self.factors for slot in factor.layout.slots for name in slot.names)
         own = [(modules[prefix]._parameters, leaf) for prefix, _, leaf in names if prefix in modules]
@@ -312,9 +312,9 @@ class BayesianModule(Transparent):
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Identity of a saved state, so that one of another family is refused before anything is loaded.
+    """Identity of a saved state: a state of another family is rejected before anything is loaded.
 
-    It holds the families, a digest of the parameters each covers and of those that stay points, and the kind of prior.
+    It holds the families, a digest of the parameters that each covers and of the points, and the kind of prior.
     """
 
     families: tuple[str, ...]
@@ -332,7 +332,7 @@ class StateSpec:
         )
 
     def encode(self) -> Tensor:
-        """Return it as bytes in a tensor, which safetensors and `weights_only` loading take."""
+        """Encode it as bytes in a tensor, which safetensors and `weights_only` loading accept."""
         return torch.tensor(list(json.dumps(self.__dict__).encode()), dtype=torch.uint8)
 
     @classmethod
@@ -350,8 +350,8 @@ class StateSpec:
         other = StateSpec.decode(state[f"{prefix}_extra_state"])
         if other.families != self.families:
             theirs, ours = (" and ".join(families) for families in (other.families, self.families))
-            raise ValueError(f"The state is of {theirs}, the model of {ours}.")
+            raise ValueError(f"The state is of {theirs}, but the model has {ours}.")
         if other.covers != self.covers:
-            raise ValueError("The state is of a network with other parameters, or of other rules, than the model's.")
+            raise ValueError("The state comes from a network with other parameters or other rules than this model.")
         if other.prior != self.prior:
-            raise ValueError(f"The state was saved with a {other.prior} prior, the model has a {self.prior}.")
+            raise ValueError(f"The state was saved with a {other.prior} prior, but the model has a {self.prior}.")

@@ -1,4 +1,4 @@
-"""The objective  loss + β·KL/N:  β over training, the choice of N, and how fast each part of q(θ) learns."""
+"""The objective  loss + β·KL/N:  the schedule of β, the choice of N, and the learning rates of q(θ)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from byov.posterior.prior import Prior
 Schedule = Literal["cosine", "linear", "constant"]
 
 NOISE = 0.01
-"""The most that the noise of a posterior may cost of the loss, where it would cost more than the ELBO is worth."""
+"""Limit on the loss that the noise of a posterior may cost, if there are too many weights for the ELBO (`MANY`)."""
 
 MANY = 3
-"""Gaussian weights for each example. With 2.4 of them the ELBO halved the calibration error of a head
-(results/newsgroups); with 18 it cost a network of convolutions a fifth of its accuracy (results/defaults)."""
+"""Gaussian weights per example up to which N is that of the ELBO. With 2.4 the ELBO halved the calibration error of a
+head (results/newsgroups); with 18 it cost a convolutional network a fifth of its accuracy (results/defaults)."""
 
 LOG_VAR_EPS = 1e-15
-"""Adam's ε for ρ: at its default, 1e-8, a pull of β/2N would hardly move it."""
+"""Adam's ε for ρ: with the default, 1e-8, a gradient of β/2N would hardly move it."""
 
 
 def beta(step: int, total: int, end: float = 1.0, start: float = 0.0, schedule: Schedule = "cosine") -> float:
@@ -41,9 +41,9 @@ def beta(step: int, total: int, end: float = 1.0, start: float = 0.0, schedule: 
 
 
 def kl_scale(scale: Literal["dataset", "parameters", "none"] | float, dataset: int, parameters: int) -> float:
-    """Return N, by which the KL is divided: the data set's size, the number of covered weights, 1, or a given number.
+    """Return N, the divisor of the KL: the data set's size, the number of covered weights, 1, or a given number.
 
-    It decides everything (at ρ = −10 the KL to N(0, 1) is about 4.5 nats per weight), so write it beside every result.
+    N decides everything (at ρ = −10 the KL to N(0, 1) is about 4.5 nats per weight), so report it with every result.
     """
     known: dict[object, float] = {"dataset": float(dataset), "parameters": float(parameters), "none": 1.0}
     number = known.get(scale, scale) if isinstance(scale, str) else scale
@@ -55,35 +55,35 @@ def kl_scale(scale: Literal["dataset", "parameters", "none"] | float, dataset: i
 
 
 def elbo(loss: Tensor, model: nn.Module, n: float, beta: float | Tensor = 1.0, prior: Prior | None = None) -> Tensor:
-    """Return loss + β·KL/n, the negative ELBO per example: what to minimise.
+    """Return loss + β·KL/n, the negative ELBO per example: the objective to minimise.
 
     Args:
         loss: the average negative log-likelihood of a minibatch under one draw, such as a cross-entropy.
-        model: a BayesianModule, or a module that holds some, such as a compiled or a DDP one.
-        n: the number of training examples, `len(data)`: the KL is paid once for all of them.
-        beta: 1 is Bayes; below it the posterior is colder, above warmer.
-        prior: by default the one that `bayesianize` was given.
+        model: a BayesianModule, or a module that contains some, such as a compiled or DDP module.
+        n: the number of training examples, `len(data)`: the KL counts once for all of them.
+        beta: 1 is Bayes; below 1 the posterior is colder, above 1 it is warmer.
+        prior: by default the one passed to `bayesianize`.
 
     Example:
         >>> loss = byov.elbo(F.cross_entropy(model(x), y), model, n=len(data))
     """
     if not n > 0:
-        raise ValueError(f"n is the number of training examples, not {n}.")
+        raise ValueError(f"n is the number of training examples and must be above 0, not {n}.")
     return loss + beta / n * torch.stack([each.kl(prior) for each in _posteriors(model)]).sum()
 
 
 def usual_n(examples: int, weights: int) -> float:
-    """Return the N of β·KL/N, β = 1, for who has no opinion; `weights` is how many have a Gaussian posterior.
+    """Return the default N of β·KL/N at β = 1; `weights` is the number of weights with a Gaussian posterior.
 
-    The number of examples, which is the ELBO. But of more than `MANY` weights for each example the ELBO leaves little
-    but the prior. There N is 50 for each weight: in equilibrium the noise costs at most 1/2N of loss per weight,
-    together 0.01, whatever the network and the data.
+    This is the number of examples, which gives the ELBO. But with more than `MANY` weights per example the ELBO leaves
+    little but the prior. Then N is 50 per weight: in equilibrium the noise costs at most 1/2N of loss per weight, 0.01
+    in total, whatever the network and the data.
     """
     return weights / (2.0 * NOISE) if weights > MANY * examples else float(max(examples, 1))
 
 
 def usual_beta(model: nn.Module, examples: int) -> float:
-    """Return the β of `byov.elbo(loss, model, n=examples, beta=…)` that `usual_n` comes to: 1, or 0.02·n/P.
+    """Return the β of `byov.elbo(loss, model, n=examples, beta=…)` that is equivalent to `usual_n`: 1, or 0.02·n/P.
 
     Example:
         >>> beta = byov.posterior.usual_beta(model, len(data))
@@ -93,29 +93,29 @@ def usual_beta(model: nn.Module, examples: int) -> float:
 
 
 def gaussian_weights(model: nn.Module) -> int:
-    """Count the weights with a Gaussian posterior of their own σ."""
+    """Count the weights whose Gaussian posterior has its own σ."""
     found = [module for module in model.modules() if isinstance(module, BayesianModule)]
     return sum(f.layout.numel for each in found for f in each.factors if "log_var" in f.roles)
 
 
 def log_var_rate(steps: int) -> float:
-    """Return the rate at which Adam should move ρ = log σ² in a training of so many steps: 1/√steps.
+    """Return Adam's learning rate for ρ = log σ² in a training of this many steps: 1/√steps.
 
-    A gradient of ρ is mostly noise: the noise of a minibatch times that of the draw. Adam makes each step about as long
-    as the rate, so noise alone carries ρ by rate·√steps = 1, which is a factor of 1.6 in σ, while a steady pull can
-    carry it by √steps. It is a rate of its own, whatever moves μ.
+    The gradient of ρ is mostly noise: the noise of the minibatch times that of the draw. Each Adam step is about as
+    long as the rate, so noise alone moves ρ by rate·√steps = 1, a factor of 1.6 in σ, while a steady gradient can move
+    it by √steps. This rate does not depend on the rate for μ.
     """
     if steps < 1:
-        raise ValueError(f"A training has at least one step, not {steps}.")
+        raise ValueError(f"Training needs at least one step, not {steps}.")
     return 1.0 / sqrt(steps)
 
 
 def parameter_groups(model: nn.Module, lr: float, steps: int = 1000) -> list[dict[str, Any]]:
     """Return groups for Adam or AdamW in which σ learns as fast as μ does: `Adam(byov.parameter_groups(model, 1e-3))`.
 
-    Adam moves every parameter by about its rate per step. What suits a weight is too slow for ρ = log σ², whose way is
-    several units long. So ρ has a group of its own: the rate of `log_var_rate(steps)`, no decay, whose zero would be
-    σ = 1, and an ε below its gradients, which are as small as β/n.
+    Adam moves every parameter by about its learning rate per step. A rate that suits weights is too slow for ρ = log
+    σ², which has to move by several units. So ρ has its own group, with the rate of `log_var_rate(steps)`, no weight
+    decay (it would pull σ towards 1), and an ε below its gradients, which are as small as β/n.
     """
     rho = [p for name, p in model.named_parameters() if p.requires_grad and name.rpartition(".")[2] == "log_var"]
     held = {id(p) for p in rho}
@@ -129,22 +129,22 @@ def parameter_groups(model: nn.Module, lr: float, steps: int = 1000) -> list[dic
 def _posteriors(model: nn.Module) -> list[BayesianModule]:
     found = [module for module in model.modules() if isinstance(module, BayesianModule)]
     if not found:
-        raise TypeError(f"{type(model).__name__} has no posterior: give the network to byov.bayesianize first.")
+        raise TypeError(f"{type(model).__name__} has no posterior: pass the network to byov.bayesianize first.")
     return found
 
 
 @torch.no_grad()
 def hold_apart(model: BayesianModule, share: float) -> None:
-    """Scale how the gradients of a mixture's components differ from their mean; call it between `backward` and `step`.
+    """Scale the differences of components' gradients from their mean; call it between `backward` and `step`.
 
-    A step reaches one component in K. Its gradient g is g/K for the mean of all, and the rest tells it from the others.
-    With `share` 0 all components take the same step, and their distance stays what they started with; with 1 nothing
-    changes. In between, the mean learns as an unpatched weight would, and the components slowly of their own.
+    Each step reaches one of K components. Its gradient g contributes g/K to the mean of the components, and the rest
+    separates it from the others. With `share` 0 all components take the same step and keep their initial distance; with
+    1 nothing changes. In between, the mean learns like an unpatched weight, and the components slowly on their own.
     """
     if not isinstance(model, BayesianModule):
         raise TypeError(f"hold_apart is for the components of a BayesianModule, not for {type(model).__name__}.")
     if not (isfinite(share) and share >= 0):
-        raise ValueError(f"A share of at least 0 of the gradients is kept, not {share}.")
+        raise ValueError(f"share must be finite and at least 0, not {share}.")
     factors = [factor for factor in model.factors if "components" in factor.roles]
     if not factors:
         raise ValueError("hold_apart is for Ensemble, EMP and ECMP: this model has no components.")

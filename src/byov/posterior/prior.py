@@ -1,6 +1,6 @@
-"""Priors, towards which q is pulled: N(0, I), N(μ_T, I) and N(μ_T, Σ_T), section 3 of BYOV; and the teacher's EMA.
+"""The priors N(0, I), N(μ_T, I) and N(μ_T, Σ_T) that q is pulled towards (section 3 of BYOV), and the teacher's EMA.
 
-The teacher is an exponential moving average of the student's posterior mean μ, with the variance of μ beside it.
+The teacher is an exponential moving average of the student's posterior mean μ; the variance of μ is kept too.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Moment = float | Tensor | Mapping[str, Tensor]
 
 
 def _keep_precision(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Apply `fn` as `module.to(…)` does, but never make a shorter float of float32."""
+    """Apply `fn` as `module.to(…)` does, but never reduce the precision of float32."""
     moved = fn(tensor)
     return tensor.to(moved.device) if moved.dtype.itemsize < tensor.dtype.itemsize else moved
 
 
 class EMA(nn.Module):
-    """EMA(μ), and with `variance` Σ_T = EMA(μ²) − EMA(μ)², of a model's weights, in float32.
+    """EMA(μ) of a model's weights, and with `variance` also Σ_T = EMA(μ²) − EMA(μ)², in float32.
 
-    Of a BayesianModule it follows the posterior mean, never a draw: one flat tensor per factor, then the parameters
-    that stay points; of a plain network its parameters. Σ_T is kept itself, by West's update
+    For a BayesianModule it follows the posterior mean, never a draw: one flat tensor per factor, then the parameters
+    without a posterior. For a plain network it follows the parameters. Σ_T itself is stored, by West's update
 
         m ← γ m + (1−γ) μ        v ← γ (v + (1−γ) (μ − m_old)²)
 
-    which is the difference of the two EMAs exactly, without the cancellation that would leave nothing of it in float32
-    (μ² ≈ 4e-4 against a variance of 1e-10).
+    This equals the difference of the two EMAs exactly, without the cancellation that would leave nothing of it in
+    float32 (μ² ≈ 4e-4 against a variance of 1e-10).
     """
 
     def __init__(self, model: nn.Module, variance: bool = True) -> None:
@@ -79,7 +79,7 @@ class EMA(nn.Module):
         return self.variance(index) + self.mean(index) ** 2
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the averaged parameters by the network's own names, tied ones under each of theirs."""
+        """Return the averaged parameters by the network's own names, tied ones under each of their names."""
         named: dict[str, Tensor] = {}
         factors = _factors(model)
         for i, factor in enumerate(factors):
@@ -104,7 +104,7 @@ def _sources(model: nn.Module) -> list[Tensor]:
 
 
 class Prior(nn.Module):
-    """A Gaussian over the weights. A module, so that it is saved and moved with the model that it belongs to."""
+    """A Gaussian over the weights. It is a module, so that it is saved and moved with its model."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prior:
         return super()._apply(lambda t: _keep_precision(fn, t), recurse)
@@ -115,23 +115,23 @@ class Prior(nn.Module):
 
     @abstractmethod
     def point_moments(self, index: int, name: str, shape: tuple[int, ...]) -> tuple[Tensor | float, Tensor | float]:
-        """Return the same for a parameter that stays a point, counted after the factors; what broadcasts to it."""
+        """Return the same for a parameter without a posterior, indexed after the factors; both broadcast to it."""
 
     def attach(self, model: BayesianModule) -> None:
-        """Make what depends on the model that this prior is given to; the teacher priors make their EMA here."""
+        """Set up what depends on the model of this prior; the teacher priors create their EMA here."""
 
     @staticmethod
     def check(prior: object) -> None:
-        """Raise unless it is a prior."""
+        """Raise unless `prior` is a prior."""
         if not isinstance(prior, Prior):
             raise ValueError(f"A prior is byov.Normal, byov.TeacherMean or byov.TeacherNormal, not {prior!r}.")
 
 
 class Normal(Prior):
-    """N(mean, std²), each a number, or tensors by parameter name (shapes broadcast to the parameter's).
+    """N(mean, std²), each a number, or tensors by parameter name (with shapes that broadcast to the parameter's).
 
-    By name it has every parameter with a posterior, and those without one where `kl(points=True)` counts them: a
-    precision τ_i of its own for each layer (patching paper, equations 2 and 6) is a std of τ_i^−½.
+    A mapping must name every parameter with a posterior, and for `kl(points=True)` also those without one. A separate
+    precision τ_i for each layer (patching paper, equations 2 and 6) is a std of τ_i^−½.
     """
 
     def __init__(self, mean: Moment = 0.0, std: Moment = 1.0) -> None:
@@ -149,7 +149,7 @@ class Normal(Prior):
         self._by_name[role] = isinstance(value, Mapping)
         if isinstance(value, Mapping):
             for name, tensor in value.items():
-                # A buffer's name must not hold dots.
+                # A buffer's name must not contain dots.
                 self.register_buffer(f"{role}/{name.replace('.', '/')}", torch.as_tensor(tensor, dtype=torch.float32))
         elif isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
             self.register_buffer(role, torch.as_tensor(value, dtype=torch.float32).reshape(()))
@@ -189,14 +189,14 @@ class Normal(Prior):
 
 
 class _Teacher(Prior):
-    """A prior whose mean is the teacher's, an EMA of the posterior mean that anyone can update."""
+    """A prior whose mean is the teacher's: an EMA of the posterior mean, updated by the caller."""
 
     ema: EMA | None
 
     def __init__(self, ema: EMA | None = None) -> None:
         super().__init__()
         if ema is not None and not isinstance(ema, EMA):
-            raise ValueError(f"A teacher prior is fed by a byov.EMA, not {type(ema).__name__}.")
+            raise ValueError(f"A teacher prior takes a byov.EMA, not {type(ema).__name__}.")
         self.ema = ema
 
     def attach(self, model: BayesianModule) -> None:
@@ -216,13 +216,13 @@ class _Teacher(Prior):
     def _fed(self) -> EMA:
         if self.ema is None:
             raise ValueError(
-                f"{type(self).__name__} has no teacher yet: give it byov.EMA(model), or give it to bayesianize."
+                f"{type(self).__name__} has no teacher yet: create it with byov.EMA(model), or pass it to bayesianize."
             )
         return self.ema
 
 
 class TeacherMean(_Teacher):
-    """N(μ_T, std²): the teacher's weights are where the student is expected to be."""
+    """N(μ_T, std²): the student is expected to be at the teacher's weights."""
 
     def __init__(self, ema: EMA | None = None, std: float = 1.0) -> None:
         super().__init__(ema)
@@ -235,7 +235,7 @@ class TeacherMean(_Teacher):
 
 
 class TeacherNormal(_Teacher):
-    """N(μ_T, Σ_T), Σ_T = EMA(μ²) − EMA(μ)²: also how far the teacher has moved; `floor` is the least variance."""
+    """N(μ_T, Σ_T) with Σ_T = EMA(μ²) − EMA(μ)², how far the teacher has moved; `floor` is the smallest variance."""
 
     def __init__(self, ema: EMA | None = None, floor: float = 1e-6) -> None:
         super().__init__(ema)

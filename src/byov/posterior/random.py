@@ -1,4 +1,4 @@
-"""Noise on the right device: drawn where the generator lives, used where the weights live."""
+"""Noise on the right device: drawn on the generator's device, then moved to that of the weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def categorical(shape: Sequence[int], probs: Sequence[float], like: Tensor, gene
 
 
 def stream(seed: int, *path: int) -> int:
-    """Return a seed for the stream named by `path`: SplitMix64, because CPU generators keep only 32 bits of a seed."""
+    """Return a seed for the stream `path`, by SplitMix64, because CPU generators keep only 32 bits of a seed."""
     state = seed & 0xFFFFFFFFFFFFFFFF
     for step in path:
         state = (state + 0x9E3779B97F4A7C15 * (step + 1)) & 0xFFFFFFFFFFFFFFFF

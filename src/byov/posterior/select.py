@@ -21,7 +21,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def norm_layers(name: str, module: nn.Module, parameter: Tensor) -> bool:
-    """Match the scale and shift of normalisation layers: torch's, and those that call themselves a norm (timm's do)."""
+    """Match the scale and shift of normalisation layers: torch's, and classes with "norm" in their name (as timm's)."""
     return isinstance(module, _NORMS) or "norm" in type(module).__name__.lower()
 
 
@@ -29,7 +29,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LazyLinear)
 
 
 class _EndLayer(ABC):
-    """Match the parameters of a layer at an end of the network, which is found when the network is known."""
+    """Match the parameters of the first or last layer, which `bind` finds in a given network."""
 
     name: str
 
@@ -46,13 +46,13 @@ class _EndLayer(ABC):
 
     @abstractmethod
     def find(self, net: nn.Module) -> nn.Module | None:
-        """Return the layer; None where the network has none."""
+        """Return the layer, or None if the network has none."""
 
 
 class _OutputLayer(_EndLayer):
-    """Match the parameters of the layer that gives the network's output.
+    """Match the parameters of the layer that computes the network's output.
 
-    That is what a timm model calls its classifier, or else the last linear or convolutional layer it registers.
+    This is the classifier of a timm model, or else the last registered linear or convolutional layer.
     """
 
     name = "output_layer"
@@ -68,7 +68,7 @@ class _OutputLayer(_EndLayer):
 class _InputLayer(_EndLayer):
     """Match the parameters of the layer that reads the network's input (patching paper, section 3.3).
 
-    That is the first linear, convolutional or embedding layer it registers.
+    This is the first registered linear, convolutional or embedding layer.
     """
 
     name = "input_layer"
@@ -78,9 +78,9 @@ class _InputLayer(_EndLayer):
 
 
 output_layer = _OutputLayer()
-"""The rule for the layer that gives the output: timm's classifier, or else the last linear or convolutional layer."""
+"""The rule for the output layer: timm's classifier, or else the last linear or convolutional layer."""
 input_layer = _InputLayer()
-"""The rule for the layer that reads the input: the first linear, convolutional or embedding layer."""
+"""The rule for the input layer: the first linear, convolutional or embedding layer."""
 
 
 def _predicate(rule: Rule, net: nn.Module) -> Predicate:
@@ -129,7 +129,7 @@ def select(net: nn.Module, rules: Rules) -> list[tuple[Family, Layout]]:
         choice = [(family, _predicate(rule, net), rule) for rule, family in rules.items()]
     for family, _, _ in choice:
         if not isinstance(family, Family) or isinstance(family, type):
-            raise ValueError(f"A rule gives a family such as byov.Gaussian() or byov.EMP(5), not {family!r}.")
+            raise ValueError(f"A rule needs a family such as byov.Gaussian() or byov.EMP(5), not {family!r}.")
 
     matched = [False] * len(choice)
     slots: dict[Family, list[Slot]] = {family: [] for family, _, _ in choice}
@@ -150,6 +150,6 @@ def select(net: nn.Module, rules: Rules) -> list[tuple[Family, Layout]]:
         if len(kinds) > 1:
             raise ValueError(
                 f"{type(family).__name__} would cover parameters of several dtypes or devices in one flat tensor:"
-                " bring the network to one with .to(…), or give each a rule with a family of its own."
+                " convert the network to one with .to(…), or give each a rule with its own family."
             )
     return factors

@@ -17,10 +17,10 @@ from byov.posterior.random import normal
 
 @dataclass(frozen=True)
 class Shared:
-    """q(θ) = N(M, σ²) with M learned and σ fixed; the paper takes σ "small, e.g. machine epsilon".
+    """q(θ) = N(M, σ²) with M learned and σ fixed; the paper uses σ "small, e.g. machine epsilon".
 
-    For the layers beside the patches: `{byov.norm_layers: byov.EMP(5, sigma=s), "*": byov.Shared(s)}`. A parameter that
-    no rule covers is the same at σ = 0, and costs nothing; this draws as many normal numbers as there are weights.
+    It is for the layers that are not patched: `{byov.norm_layers: byov.EMP(5, sigma=s), "*": byov.Shared(s)}`. A
+    parameter that no rule covers is the same with σ = 0 and costs nothing; this draws one normal number per weight.
     """
 
     sigma: float
@@ -48,5 +48,5 @@ class Shared:
         return torch.full_like(roles["mean"], self.sigma)
 
     def kl(self, roles: Roles, cells: Roles, mean: Tensor | float, std: Tensor | float) -> Tensor:
-        """Compute the last two sums of equation (6), ‖M − m‖² / 2s²; what depends on σ alone is dropped, as there."""
+        """Compute the last two sums of equation (6), ‖M − m‖² / 2s², without the terms in σ alone, as in the paper."""
         return 0.5 * (((precise(roles["mean"]) - mean) / std) ** 2).sum()

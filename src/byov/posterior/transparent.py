@@ -1,4 +1,4 @@
-"""What lets a BayesianModule pass for the network inside: its signature, its attributes, its methods under a draw."""
+"""Make a BayesianModule look like the network inside: its signature, its attributes, its methods under a draw."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 ON_A_COPY = ("merge_and_unload", "unload")
-"""Methods that take the network apart: they get a copy at the posterior mean."""
+"""Methods that take the network apart: they run on a copy at the posterior mean."""
 BEFORE = ("merge_", "unmerge_", "resize_", "init_weights", "initialize_weights", "reset_parameters")
-"""How methods begin, but for underscores, that write weights which they would not find again after the call."""
+"""Prefixes, after any underscores, of methods that write weights; the new weights would be lost after the call."""
 CHECKPOINTING = (
-    "Gradient checkpointing runs layers again in the backward pass, when their draw has gone: leave it off,"
+    "Gradient checkpointing runs layers again in the backward pass, when their draw is gone: leave it off,"
     " or switch it on before bayesianize for layers without a posterior."
 )
 
 _WITHOUT = (
-    "{name} has weights with a posterior, which it holds for the length of a call only: look at model.net.{name}, or"
+    "{name} has weights with a posterior, which it holds only during a call: inspect model.net.{name}, or"
     " compute with model.point().{name}."
 )
 _CHANGES = "{name} changes the network's weights or layers: do it before bayesianize, or on model.point()."
@@ -39,10 +39,10 @@ class Method(nn.Module):
 
 
 class Transparent(nn.Module):
-    """A module around `net`, whose attributes it has where it has none of that name itself.
+    """A module around `net` that falls back to the attributes of `net`.
 
-    The weights with a posterior are handed to the network for the length of a call. So its methods are such calls, and
-    what would show it without its weights is refused.
+    The weights with a posterior are passed to the network only during a call. So its methods run as such calls, and
+    access to parts of the network that lack their weights raises an error.
     """
 
     net: nn.Module
@@ -80,9 +80,9 @@ class Transparent(nn.Module):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what the network has and this has not there, where its methods read it."""
+        """Set attributes that only the network has on the network, where its methods read them."""
         modules = self.__dict__.get("_modules", {})
-        made = "prior" in modules  # which comes last
+        made = "prior" in modules  # set last by __init__
         own = name in self.__dict__ or name in modules or name in self._buffers or hasattr(type(self), name)
         if not made or own or not hasattr(self.net, name):
             super().__setattr__(name, value)
@@ -92,7 +92,7 @@ class Transparent(nn.Module):
             setattr(self.net, name, value)
 
     def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the network under a draw or the mean; if it replaces layers, put them back and refuse."""
+        """Call a method of the network under a draw or the mean; if it replaces layers, restore them and raise."""
         if name in ON_A_COPY:
             return getattr(self.point(), name)(*args, **kwargs)
         if "checkpointing" in name and "disable" not in name and _enables(args, kwargs):
@@ -117,9 +117,9 @@ class Transparent(nn.Module):
     def _method(
         self, name: str, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Call a method with these tensors in place; refuse one that writes weights; return the buffers it wrote, too.
+        """Call a method with these tensors in place; raise if it writes weights; also return the buffers it wrote.
 
-        What it writes has to be other memory than q's: the weights would be lost, or kept, as the mode has it.
+        `tensors` must not share memory with q: depending on the mode, the weights written would be lost or kept.
         """
         named = {f"net.{key}": tensor for key, tensor in tensors.items()}
         before = _versions(tensors)
@@ -133,23 +133,23 @@ class Transparent(nn.Module):
         return out, after
 
     def _without(self) -> set[str]:
-        """Return the names of the tensors that the network has only for the length of a call."""
+        """Return the names of the tensors that the network has only during a call."""
         return {name for factor in self.q for slot in factor.layout.slots for name in slot.names}  # type: ignore[union-attr]
 
     def _lacking(self, part: Any) -> bool:
-        """Tell if this is a part of the network that lacks weights between calls."""
+        """Return whether this is a part of the network that lacks weights between calls."""
         if not isinstance(part, nn.Module):
             return False
         modules = dict(self.net.named_modules(remove_duplicate=False))
         owners = {id(modules[name.rpartition(".")[0]]) for name in self._without()}
         return any(id(module) in owners for module in part.modules())
 
-    # A class for each signature: `inspect.signature` asks the class of a method, not the instance
+    # One class per signature: `inspect.signature` reads the method of the class, not of the instance
 
     def take_signature(self) -> None:
-        """Have `forward` show the network's signature, as Hugging Face's Trainer and accelerate read it."""
+        """Give `forward` the network's signature, which Hugging Face's Trainer and accelerate read."""
         net: Any = self.net
-        net = net.get_base_model() if hasattr(net, "get_base_model") else net  # PEFT's own takes (*args, **kwargs)
+        net = net.get_base_model() if hasattr(net, "get_base_model") else net  # PEFT's takes (*args, **kwargs)
         self.__class__ = with_signature(plain_class(type(self)), type(net).forward)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -161,37 +161,37 @@ class Transparent(nn.Module):
 
 
 def _versions(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Return how often each has been written; nothing where torch does not count."""
+    """Return how often each tensor has been written; nothing where torch does not count."""
     if torch.compiler.is_compiling():
         return {}
     return {key: tensor._version for key, tensor in tensors.items() if not tensor.is_inference()}
 
 
 def _enables(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell if a call switches something on: `f()` and `f(True)`, not `f(False)` or `f(enable=False)`."""
+    """Return whether a call switches something on: `f()` and `f(True)`, not `f(False)` or `f(enable=False)`."""
     return not (args[:1] == (False,) or kwargs.get("enable") is False)
 
 
 def new(kind: type[Transparent]) -> Transparent:
-    """Make an empty object, for pickle to fill."""
+    """Create an empty object for pickle to fill."""
     return kind.__new__(kind)
 
 
 def plain_class(kind: type[Transparent]) -> type[Transparent]:
-    """Return the class that this one has only lent a signature."""
+    """Return the class without the signature that `with_signature` added."""
     return kind.__dict__.get("signed", kind)
 
 
 @cache
 def with_signature(kind: type[Transparent], like: Callable[..., Any]) -> type[Transparent]:
-    """Return the class with a `forward` that shows the signature of another function."""
+    """Return a subclass whose `forward` shows the signature of another function."""
 
     def forward(self: Transparent, *args: Any, **kwargs: Any) -> Any:
         return kind.forward(self, *args, **kwargs)
 
     try:
         forward.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):  # of compiled code
+    except (TypeError, ValueError):  # compiled code
         return kind
     about = {"forward": forward, "signed": kind, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), {**about, "__doc__": kind.__doc__})

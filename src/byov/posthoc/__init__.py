@@ -1,4 +1,4 @@
-"""What is done to a network after it was trained: posteriors without training, temperatures, conformal sets."""
+"""Methods for trained networks: posteriors without training, temperatures, conformal sets."""
 
 from byov.posthoc.checkpoints import from_checkpoints
 from byov.posthoc.conformal import Conformal, conformal

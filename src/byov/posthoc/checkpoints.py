@@ -1,4 +1,4 @@
-"""byov.from_checkpoints: a deep ensemble of networks that the user has trained already, as a posterior."""
+"""byov.from_checkpoints: a deep ensemble of already trained networks as a posterior."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.inputs import unwrap
 
 INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where training scripts put a network's state, beside their optimizer's."""
+"""Keys under which training scripts store a network's state, next to the optimizer's."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put before every name."""
+"""Prefixes that DDP and torch.compile add to every name."""
 
 Checkpoint = nn.Module | Mapping[str, Any] | str | PathLike[str]
 
 
 def from_checkpoints(checkpoints: Iterable[Checkpoint], net: nn.Module | None = None) -> BayesianModule:
-    """Make an explicit ensemble of trained networks: each is a member, its buffers included, and all are as likely.
+    """Build an explicit ensemble of trained networks: each is a member, with its buffers, and all are equally likely.
 
     `byov.predict(model, x, samples="members")` averages the predictions of all members, each once. In eval mode the
-    model itself is at the mean of their weights, which is no good network unless they come from one.
+    model itself uses the mean of their weights, which is not a good network unless they come from the same one.
 
     Args:
-        checkpoints: at least two: state dicts, modules, or files, .safetensors or what `torch.save` wrote (read with
-            `weights_only=True`). A state may lie under "state_dict" or "model", and its names behind "module.".
-        net: a network of their architecture, which is copied; by default the first of the checkpoints that is a module.
+        checkpoints: at least two state dicts, modules, or files (.safetensors, or written by `torch.save` and read with
+            `weights_only=True`). The state may be nested under "state_dict" or "model", and its names may have the
+            prefix "module.".
+        net: a network of the same architecture, which is copied; by default the first checkpoint that is a module.
 
     Example:
         >>> model = byov.from_checkpoints(["seed0.pt", "seed1.pt", "seed2.pt"], net=resnet18(num_classes=10))
@@ -46,7 +47,7 @@ def from_checkpoints(checkpoints: Iterable[Checkpoint], net: nn.Module | None = 
     if net is None:
         net = next((each for each in given if isinstance(each, nn.Module)), None)
     if net is None:
-        raise ValueError("Checkpoints do not say what network they are of: give one as net=.")
+        raise ValueError("The checkpoints do not define their network: pass one as net=.")
     net, states = unwrap(net), []
     for i, each in enumerate(given, start=1):
         name = f"Checkpoint {i}" if not isinstance(each, str | PathLike) else f"Checkpoint {Path(each).name}"
@@ -63,12 +64,12 @@ def _write(model: BayesianModule, states: list[dict[str, Tensor]]) -> None:
     for i, state in enumerate(states):
         components[i] = factor.layout.flatten(state).to(components)
         for name in factor.buffer_names:
-            if name in state:  # one that is not persistent is not saved, and is the network's
+            if name in state:  # non-persistent buffers are not saved; they keep the network's values
                 factor.get_buffer(name.replace(".", "/"))[i].copy_(state[name])
 
 
 def _state(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
-    """Return the state of a network, wherever it is."""
+    """Return the state of the network in a checkpoint of any kind."""
     if isinstance(checkpoint, nn.Module):
         return unwrap(checkpoint).state_dict()
     if isinstance(checkpoint, str | PathLike):
@@ -91,15 +92,15 @@ def _read(path: Path, name: str) -> Any:
 
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever an unpickler may say to a file that is none
+    except Exception as error:  # an unpickler may raise anything on an invalid file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise ValueError(f"{name} cannot be read as tensors alone ({reason}).") from error
 
 
 def _fitting(state: Mapping[str, Any], own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the state if it is of the same architecture; say in one sentence where it is not."""
+    """Return the state if it has the same architecture as `own`; otherwise raise an error that names the difference."""
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-    other = f"{name} is of another network than net"
+    other = f"{name} is from a different network than net"
     if missing := [key for key in own if key not in tensors]:
         raise ValueError(f"{other}: it has no {missing[0]!r}{_more(len(missing) - 1)}.")
     if unknown := [key for key in tensors if key not in own]:

@@ -1,9 +1,9 @@
-"""Split conformal prediction on the posterior predictive: sets of classes, and intervals, that promise a coverage.
+"""Split conformal prediction on the posterior predictive: sets of classes, and intervals, with a promised coverage.
 
-A score says how badly a prediction fits an answer. With the scores s_1 … s_n of calibration data, the answers whose
-score is at most the k-th smallest, k = ⌈(n + 1)·coverage⌉, hold the truth with a probability of at least `coverage`,
-whatever the network and the posterior: if the next input is exchangeable with these. It is an average over inputs and
-calibration sets; of a shifted input it says nothing.
+A score measures how badly a prediction fits an answer. With the scores s_1 … s_n of calibration data, the answers whose
+score is at most the k-th smallest, k = ⌈(n + 1)·coverage⌉, contain the truth with a probability of at least `coverage`,
+whatever the network and the posterior, if the next input is exchangeable with the calibration data. The probability is
+an average over inputs and calibration sets; it does not hold for a shifted input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Score = Literal["probability", "aps"]
 
 
 class Interval(NamedTuple):
-    """The ends of each number's interval, in the shape of the prediction's mean."""
+    """The bounds of the interval for each number, in the shape of the prediction's mean."""
 
     lower: Tensor
     upper: Tensor
@@ -33,13 +33,13 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """What `byov.conformal` fitted: call it with a `Prediction` that was made in the same way.
+    """The result of `byov.conformal`: call it with a `Prediction` made in the same way.
 
     Attributes:
-        coverage: what is promised.
-        threshold: the largest score that is let in; of a regression with several outputs one for each.
-        score: "probability" or "aps", of a regression "absolute" or "relative" (to the predictive std).
-        examples: how many the threshold was fitted on.
+        coverage: the promised coverage.
+        threshold: the largest score that is included; one for each output of a regression.
+        score: "probability" or "aps"; for a regression "absolute" or "relative" (to the predictive std).
+        examples: the number of examples that the threshold was fitted on.
     """
 
     coverage: float
@@ -48,7 +48,7 @@ class Conformal:
     examples: int
 
     def __call__(self, prediction: Prediction) -> Any:
-        """Return the sets, True where a class is in (N, C), or the `Interval` of a regression."""
+        """Return the sets (N, C), True for the classes included, or the `Interval` of a regression."""
         classes = prediction.task in CLASSES
         if classes != (self.score in get_args(Score)):
             raise ValueError(f"This was fitted with the score {self.score!r}, which a {prediction.task} does not have.")
@@ -76,25 +76,25 @@ def conformal(
 ) -> Conformal:
     """Calibrate sets or intervals with a promised coverage on data that the model has not seen.
 
-    What predicts them has to be made in the same way: the same `samples`, `precision` and `temperature`. Of a
-    regression each output has its own threshold, in units of the predictive std where the model has one, and the
-    promise is for each output by itself.
+    Later predictions must be made in the same way, with the same `samples`, `precision` and `temperature`. In a
+    regression each output has its own threshold, in units of the predictive std if the model has one, and the promise
+    holds for each output separately.
 
     Args:
         model: a classifier or a regression network, plain or Bayesian.
         loader: held-out data: a loader or data set of (x, y), of mappings with "labels", or one pair (x, y).
-        coverage: how often the truth is to be in the set.
-        score: of classes. "probability", 1 − p of the class: the smallest sets on average; an input that is like none
-            may get an empty one. "aps" (Romano et al. 2020), the sum of the probabilities down to the class: sets grow
-            where the network doubts, so that hard inputs are covered as well as easy ones, and none is empty. Neither
-            is randomised, so that the same input has the same set; "aps" covers more than it promises where the
-            likeliest class alone does.
-        samples: how many draws, or "members", as for `byov.predict`.
-        generator: of the draws.
+        coverage: how often the set should contain the truth.
+        score: the score for classes. "probability", 1 − p of the class: the smallest sets on average; an input unlike
+            any class may get an empty set. "aps" (Romano et al. 2020), the sum of the probabilities down to the class:
+            sets grow when the network is unsure, so that hard inputs are covered as well as easy ones, and none is
+            empty. Neither is randomised, so the same input always has the same set; "aps" covers more than it promises
+            where the likeliest class alone does.
+        samples: the number of draws, or "members", as for `byov.predict`.
+        generator: for the draws.
         task: as for `byov.predict`.
         output: as for `byov.predict`.
         precision: as for `byov.predict`.
-        temperature: as for `byov.predict`; fitted on other data than these.
+        temperature: as for `byov.predict`; fitted on different data.
 
     Example:
         >>> promise = byov.conformal(model, held_out, coverage=0.9)
@@ -102,7 +102,7 @@ def conformal(
     """
     if score not in get_args(Score):
         raise ValueError(f"A conformal score is 'probability' or 'aps', not {score!r}.")
-    coverage = float(coverage)  # also of a tensor's or an array's number
+    coverage = float(coverage)  # also from a tensor or an array
     if not 0 < coverage < 1:
         raise ValueError(f"A coverage is above 0 and below 1, not {coverage:g}.")
     serving = Serving(model, samples, task=task, output=output, precision=precision, temperature=temperature)
@@ -112,7 +112,7 @@ def conformal(
         scores = class_scores(probs, score).gather(1, labels[:, None].to(probs.device))[:, 0]
         return Conformal(coverage, quantile(scores, coverage), score, len(scores))
     if prediction.task == "multilabel":
-        raise ValueError("byov.conformal is for classes that exclude each other, and for regressions.")
+        raise ValueError("byov.conformal is for mutually exclusive classes and for regressions.")
     mean = prediction.mean
     if labels.numel() != mean.numel() or len(labels) != len(mean):
         raise ValueError(f"The labels have shape {tuple(labels.shape)}, not {tuple(mean.shape)}.")
@@ -122,16 +122,16 @@ def conformal(
 
 
 def class_scores(probs: Tensor, score: str) -> Tensor:
-    """Compute the score of every class, in the last dimension: 1 − p, or the sum of all p down to its own."""
+    """Compute the score of every class, in the last dimension: 1 − p, or the sum of all larger p."""
     if score == "probability":
         return 1 - probs
     ordered, places = probs.sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered  # without the class's own: then the class that crosses the threshold is in
+    before = ordered.cumsum(-1) - ordered  # without its own p: the class that crosses the threshold is included
     return torch.zeros_like(probs).scatter(-1, places, before)
 
 
 def quantile(scores: Tensor, coverage: float) -> Tensor:
-    """Return the ⌈(n + 1)·coverage⌉-th smallest score (over dimension 0), or refuse where there are too few."""
+    """Return the ⌈(n + 1)·coverage⌉-th smallest score (over dimension 0); raise if there are too few scores."""
     share, count = Fraction(str(coverage)), len(scores)
     rank = ceil((count + 1) * share)
     if rank > count:

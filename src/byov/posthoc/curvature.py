@@ -1,13 +1,13 @@
 """The generalised Gauss-Newton matrix of a last layer, Σ_n Λ_n ⊗ a_n a_nᵀ, and its eigenvalues.
 
-a_n is what the layer is given, Λ_n the Hessian of the negative log-likelihood in the layer's outputs. For every
-likelihood here it is diag(d_n) − o_n o_nᵀ:
+a_n is the layer's input, Λ_n the Hessian of the negative log-likelihood in the layer's outputs. For every likelihood
+here it is diag(d_n) − o_n o_nᵀ:
 
-    softmax      d = o = p                    cross-entropy of classes that exclude each other
-    bernoulli    d = p (1 − p), o = 0         of labels of their own, and of a single logit
+    softmax      d = o = p                    cross-entropy of mutually exclusive classes
+    bernoulli    d = p (1 − p), o = 0         cross-entropy of independent labels, and of a single logit
     gaussian     d = 1, o = 0                 half the squared error; divided by σ² later
 
-All batches are added up in one pass, in float64; nothing is kept of a batch.
+All batches are summed in one pass, in float64; no batch is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Likelihood = Literal["softmax", "bernoulli", "gaussian"]
 
 
 def loss_and_hessian(likelihood: Likelihood, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the summed loss, d and o (N, C), and which rows count: a class below 0 is no label."""
+    """Compute the summed loss, d and o (N, C), and the mask of rows that count: negative classes are ignored."""
     outputs = outputs.double()
     rows = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
     if likelihood == "softmax":
@@ -41,7 +41,7 @@ def loss_and_hessian(likelihood: Likelihood, outputs: Tensor, labels: Tensor) ->
         ones = torch.ones_like(outputs)
         return 0.5 * (outputs - labels).square().sum(), ones, torch.zeros_like(ones), rows
     if not bool(((labels == 0) | (labels == 1)).all()):
-        raise ValueError("The label of a single logit, or of one of several labels, is 0 or 1.")
+        raise ValueError("The label of a single logit, or each of several labels, is 0 or 1.")
     probs = outputs.sigmoid()
     loss = binary_cross_entropy_with_logits(outputs, labels, reduction="sum")
     return loss, probs * (1 - probs), torch.zeros_like(probs), rows
@@ -49,14 +49,14 @@ def loss_and_hessian(likelihood: Likelihood, outputs: Tensor, labels: Tensor) ->
 
 def _alike(outputs: Tensor, labels: Tensor) -> None:
     if outputs.shape != labels.shape:
-        raise ValueError(f"The labels have shape {tuple(labels.shape)} where the outputs have {tuple(outputs.shape)}.")
+        raise ValueError(f"The labels have shape {tuple(labels.shape)}, but the outputs have {tuple(outputs.shape)}.")
 
 
 @dataclass
 class Spectrum:
     """Eigenvalues of the curvature (P,), weight before bias, and the matrices of their eigenvectors.
 
-    Of the structure "full" one (P, P); of "kron" that of the outputs and that of the inputs; of "diag" none.
+    "full" has one matrix (P, P), "kron" one for the outputs and one for the inputs, "diag" none.
     """
 
     values: Tensor
@@ -66,15 +66,15 @@ class Spectrum:
 class Curvature:
     """The sum over batches, in one of three structures.
 
-    "kron" has Σ_n Λ_n ⊗ (1/N) Σ_n a_n a_nᵀ for the weight and Σ_n Λ_n for the bias, nothing between the two (KFAC;
-    the package laplace-torch has the same).
+    "kron" is Σ_n Λ_n ⊗ (1/N) Σ_n a_n a_nᵀ for the weight and Σ_n Λ_n for the bias, without terms between the two (KFAC,
+    as in the package laplace-torch).
     """
 
     def __init__(self, structure: Structure, likelihood: Likelihood, layer: nn.Linear) -> None:
         self.structure, self.likelihood, self.bias = structure, likelihood, layer.bias is not None
         self.inputs, self.outputs = layer.in_features, layer.out_features
         self.loss, self.numbers, self.count = 0.0, 0, 0
-        """Summed over the examples; how many numbers their labels ask for; and how many count."""
+        """The loss summed over the examples, the number of label values, and the number of examples that count."""
         inputs, outputs, wide = self.inputs, self.outputs, self.inputs + self.bias
         shapes: dict[str, list[tuple[int, ...]]] = {
             "full": [(outputs, wide, outputs * wide)],
@@ -104,12 +104,12 @@ class Curvature:
             self._sums[1] += own.sum(0)
 
     def scale(self, by: float) -> None:
-        """Count every example so many times."""
+        """Count every example `by` times."""
         self.loss, self.numbers, self.count = by * self.loss, round(by * self.numbers), round(by * self.count)
         self._sums = [by * each for each in self._sums]
 
     def spectrum(self) -> Spectrum:
-        """Decompose the sum."""
+        """Return the eigendecomposition of the sum."""
         if self.structure == "diag":
             weight, bias = self._sums
             return Spectrum(torch.cat([weight.flatten(), bias] if self.bias else [weight.flatten()]), ())

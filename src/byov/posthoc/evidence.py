@@ -1,10 +1,10 @@
-"""The prior's precision of a Laplace approximation, by its marginal likelihood or by what it predicts of held-out data.
+"""The prior precision of a Laplace approximation, by its marginal likelihood or by its predictions on held-out data.
 
     log p(D) ≈ log p(D | w) − ½ δ ‖w‖² − ½ Σ_i log (1 + λ_i / δ)
 
 with the eigenvalues λ of the curvature and the prior N(0, 1/δ). Its derivative in log δ is ½ (γ − δ ‖w‖²), where
-γ = Σ λ / (λ + δ) counts the directions that the data decide (MacKay 1992). The first term falls with δ and the second
-rises, so there is one maximum, and halving an interval finds it.
+γ = Σ λ / (λ + δ) counts the directions determined by the data (MacKay 1992). The first term falls with δ and the second
+rises, so there is one maximum, which bisection finds.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from byov.prediction.outputs import Task
 from byov.prediction.predict import predict
 
 RANGE = (1e-8, 1e8)
-"""Between these lies the prior's precision: weights of 0 would ask for infinity."""
+"""Bounds of the prior precision: weights of 0 would give infinity."""
 DRAWS, STEP = 128, sqrt(10)
 TASKS: dict[Likelihood, Task] = {"softmax": "classification", "bernoulli": "multilabel", "gaussian": "regression"}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a Laplace approximation was fitted to, and how well it explains that.
+    """The fit of a Laplace approximation: its hyperparameters, and how well it explains the data.
 
     Attributes:
         log_marginal_likelihood: of the data, in nats.
         log_likelihood: of the data at the mean.
         prior_precision: δ of the prior N(0, 1/δ).
-        noise: of a regression the standard deviation σ of the outputs; else None.
+        noise: for a regression, the standard deviation σ of the outputs; else None.
         structure: "full", "kron" or "diag".
-        examples: how many labels were seen.
+        examples: the number of labels seen.
     """
 
     log_marginal_likelihood: float
@@ -49,7 +49,7 @@ class Evidence:
 
     @property
     def precision(self) -> float | None:
-        """Return 1/σ², what `byov.predict` calls a regression's precision."""
+        """Return 1/σ², the `precision` of a regression in `byov.predict`."""
         return None if self.noise is None else self.noise**-2
 
 
@@ -69,7 +69,7 @@ def effective_parameters(values: Tensor, precision: float) -> float:
 
 
 def best_noise(values: Tensor, square: float, loss: float, numbers: int, precision: float | None) -> float:
-    """Find σ of a regression with this half squared error: σ² = error / (n − γ), with δ at its best for every σ."""
+    """Find σ of a regression with this half squared error: σ² = error / (n − γ), with the best δ for each σ."""
     variance = 2 * loss / numbers
     for _ in range(1000):
         scaled = values / variance
@@ -79,25 +79,25 @@ def best_noise(values: Tensor, square: float, loss: float, numbers: int, precisi
             break
         variance = new
     if not variance > 0:
-        raise ValueError("The network fits these labels exactly, so they tell no noise: give byov.laplace a noise=.")
+        raise ValueError("The network fits these labels exactly, so the noise is unknown: pass noise= to byov.laplace.")
     return sqrt(variance)
 
 
 def log_marginal(log_likelihood: float, values: Tensor, square: float, precision: float) -> float:
-    """Compute the equation above."""
+    """Compute the log marginal likelihood, the equation in the module docstring."""
     return log_likelihood - 0.5 * precision * square - 0.5 * float((values / precision).log1p().sum())
 
 
 def gaussian_log_likelihood(loss: float, numbers: int, noise: float) -> float:
-    """Compute log p of so many numbers with this half squared error under noise σ."""
+    """Compute log p of `numbers` values with half squared error `loss` under noise σ."""
     return -loss / noise**2 - numbers * log(noise * sqrt(2 * pi))
 
 
-# By held-out data
+# On held-out data
 
 
 def predictive_loss(head: BayesianModule, x: Tensor, y: Tensor, likelihood: Likelihood, noise: float | None) -> float:
-    """Compute the average negative log-likelihood of labels under the average of draws, the same ones at every call."""
+    """Compute the average negative log-likelihood of labels under the mean over draws, the same ones at every call."""
     found = predict(head, x, DRAWS, generator=Generator(x.device).manual_seed(0), task=TASKS[likelihood])
     mean = found.mean.double()
     if likelihood == "softmax":
@@ -112,7 +112,7 @@ def predictive_loss(head: BayesianModule, x: Tensor, y: Tensor, likelihood: Like
 
 
 def hill_climb(loss: Callable[[float], float], start: float) -> float:
-    """Return the precision, in half decades from `start`, from which a further one in either direction is worse."""
+    """Search from `start` in half decades; return the precision whose neighbours have a larger loss."""
     best, least = start, loss(start)
     for step in (STEP, 1 / STEP):
         while RANGE[0] < best * step < RANGE[1] and (now := loss(best * step)) < least:

@@ -1,4 +1,4 @@
-"""Inputs with their labels, from whatever a user keeps them in."""
+"""Inputs with their labels, from loaders, data sets, mappings or pairs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
 from byov.prediction.outputs import Reading, Task
 
 IGNORED = -100
-"""The label of a token or a pixel that does not count, as everywhere in torch."""
+"""The label of a token or a pixel that does not count, torch's default."""
 
 
 def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Yield inputs and labels: of a loader or data set of (x, y), of mappings with "labels", or of one pair (x, y)."""
+    """Yield inputs and labels from a loader or data set of (x, y), from mappings with "labels", or from one (x, y)."""
     if isinstance(loader, Tensor | Mapping | np.ndarray) or (isinstance(loader, tuple) and len(loader) == 2):
         loader = [loader]
     _, batches = batches_of(loader, net)
@@ -28,14 +28,14 @@ def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
         x = first_of(_without_labels(batch), takes)
         y = labels_of(batch, x)
         if not isinstance(y, Tensor | np.ndarray | list):
-            raise ValueError("The labels are needed, too: give a loader of (x, y) pairs, or of mappings with 'labels'.")
+            raise ValueError("Labels are needed, too: pass a loader of (x, y) pairs, or of mappings with 'labels'.")
         yield x, torch.as_tensor(y)
     if not found:
         raise ValueError("The loader is empty: there is nothing to fit on.")
 
 
 def labels_of(batch: Any, x: Any) -> Any:
-    """Return the labels of a batch whose inputs are `x`, in a tuple what comes after these; None if there are none."""
+    """Return the labels of a batch with inputs `x`, in a tuple the element after these; None if there are none."""
     if isinstance(batch, Mapping):
         return next((batch[name] for name in LABELS if name in batch), None)
     after = len(x) if isinstance(x, tuple) and not isinstance(batch[0], tuple | list) else 1
@@ -43,9 +43,9 @@ def labels_of(batch: Any, x: Any) -> Any:
 
 
 def aligned(labels: Tensor, reading: Reading) -> Tensor:
-    """Return labels beside the outputs that predict them: each place of a causal language model the next one.
+    """Align labels with the outputs that predict them: a causal language model predicts the next token.
 
-    Such a network is known by the name of what it returned, so it has been called before.
+    Such a network is recognised by the type of its output, so it must have been called before.
     """
     return pad(labels[:, 1:], (0, 1), value=IGNORED) if reading.causal and labels.ndim > 1 else labels
 
@@ -55,7 +55,7 @@ def _without_labels(batch: Any) -> Any:
 
 
 def task_of(outputs: Tensor, labels: Tensor) -> Task:
-    """Decide the task by the outputs and the labels of a batch, or refuse to guess."""
+    """Decide the task from the outputs and labels of a batch; raise if it is ambiguous."""
     shape, of = tuple(outputs.shape), tuple(labels.shape)
     whole = not labels.is_floating_point()
     binary = bool(((labels == 0) | (labels == 1)).all())
@@ -64,7 +64,7 @@ def task_of(outputs: Tensor, labels: Tensor) -> Task:
     beyond = bool(((labels != 0) & (labels != 1) & (labels != IGNORED)).any())
     if single and whole and beyond and outputs.numel() == labels.numel():
         raise ValueError(
-            "The network has one output, and the labels are whole numbers beyond 0 and 1: add task='regression' if they"
+            "The network has one output, but the labels are integers other than 0 and 1: add task='regression' if they"
             " are quantities."
         )
     if whole and len(shape) == 2 and places:
@@ -78,17 +78,17 @@ def task_of(outputs: Tensor, labels: Tensor) -> Task:
     if of == shape and not single:
         return "multilabel" if binary and len(shape) == 2 else "regression"
     raise ValueError(
-        f"Outputs {shape} and labels {of} of {labels.dtype} may be several things, or none: add task= or loss=."
+        f"Outputs {shape} and labels {of} of {labels.dtype} fit several tasks, or none: add task= or loss=."
     )
 
 
 def class_numbers(labels: Tensor, classes: int) -> Tensor:
-    """Return the labels as whole numbers, or refuse what is no class of so many; negative ones are to be ignored."""
+    """Return the labels as integers; raise if one is not below `classes`. Negative labels are to be ignored."""
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
-        raise ValueError("The labels of a classification are the classes' numbers, not fractions.")
+        raise ValueError("The labels of a classification are class indices, not fractions.")
     labels = labels.long()
     if labels.numel() and int(labels.max()) >= classes:
         raise ValueError(
-            f"The label {int(labels.max())} is none of the network's {classes} classes, 0 to {classes - 1}."
+            f"The label {int(labels.max())} is not one of the network's {classes} classes, 0 to {classes - 1}."
         )
     return labels

@@ -33,7 +33,7 @@ from byov.prediction.outputs import Output, Reading, Task
 from byov.prediction.resident import evaluating
 
 FULL = 2048
-"""Up to so many weights the covariance is full unless another structure is asked for: seconds, and 32 MB."""
+"""Up to this many weights, "auto" is a full covariance: it takes seconds, and 32 MB."""
 FAMILIES: dict[str, Family] = {"full": FullGaussian(), "kron": KroneckerGaussian(), "diag": Gaussian()}
 LIKELIHOODS: dict[str, Likelihood] = {
     "classification": "softmax",
@@ -58,23 +58,23 @@ def laplace(
     """Fit a Laplace approximation of the last layer, in one pass and without training: the weights become the means.
 
     q(w) = N(w, (H + δ)⁻¹), where H is the generalised Gauss-Newton matrix of the loss over the data, and δ the
-    precision of the prior N(0, 1/δ). What was fitted, and its marginal likelihood, is in the model's attribute
-    `evidence`.
+    precision of the prior N(0, 1/δ). The model's attribute `evidence` holds the fitted values and the marginal
+    likelihood.
 
     Args:
-        model: a trained network that ends in an nn.Linear. It is copied, and left as it is.
+        model: a trained network that ends in an nn.Linear. It is copied and not changed.
         loader: the training data: a loader or data set of (x, y), of mappings with "labels", or one pair (x, y).
-        structure: of the covariance: "full", for at most 20,000 weights; "kron", by Kronecker factors; "diag". "auto"
-            is "full" up to 2048 weights, and "kron" beyond.
-        task: "classification" (a single logit is a sigmoid's), "token", "multilabel" or "regression", as for
-            `byov.predict`, and decided in the same way where it is not given; of a single output by its labels.
+        structure: the structure of the covariance: "full", for at most 20,000 weights; "kron", Kronecker factors;
+            "diag"; or "auto", which is "full" up to 2048 weights and "kron" beyond.
+        task: "classification" (a single logit is that of a sigmoid), "token", "multilabel" or "regression", as for
+            `byov.predict`, and by default decided in the same way; for a single output, the labels decide.
         output: which of several outputs, as for `byov.predict`.
-        prior_precision: δ; by default the one under which the data are most likely.
-        noise: of a regression the standard deviation of its noise; by default the most likely one, together with δ.
-        examples: how many labels the training data have, where the loader gives a random part of them only: the
-            curvature of a few thousand tells that of a million, in less time.
-        validation: held-out data, like `loader`: δ is then the one whose posterior predicts these best. A network that
-            was trained without a weight decay needs that: its likeliest δ is far too small.
+        prior_precision: δ; by default the one with the highest marginal likelihood.
+        noise: for a regression, the standard deviation of the noise; by default the most likely one, together with δ.
+        examples: the number of labels in the training data, if the loader gives only a random part of them: the
+            curvature of a few thousand examples estimates that of a million, in less time.
+        validation: held-out data, like `loader`: δ is then the one whose posterior predicts these data best. A network
+            trained without weight decay needs this: its most likely δ is far too small.
 
     Example:
         >>> model = byov.laplace(net, train_loader)
@@ -84,7 +84,7 @@ def laplace(
     _check(structure, prior_precision, noise, validation)
     net = unwrap(model)
     if posterior_of(net) is not None:
-        raise ValueError("The network has a posterior already: give byov.laplace a plain one, such as model.point().")
+        raise ValueError("The network already has a posterior: byov.laplace takes a plain one, such as model.point().")
     reading = Reading(task, output, net)
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), (last := LastLayer(net, reading)).watching():
         curvature = None
@@ -97,30 +97,30 @@ def laplace(
         held = None if validation is None else _held_out(_passes(net, last, reading, validation), curvature.likelihood)
     share = 1.0 if examples is None else examples / curvature.count
     if share < 1:
-        raise ValueError(f"The loader gives {curvature.count} examples, and so there are not {examples} in all.")
+        raise ValueError(f"The loader gives {curvature.count} examples, so there cannot be {examples} in total.")
     curvature.scale(share)
     return _fitted(net, last, curvature, prior_precision, noise, held)
 
 
 def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield what the last layer is given (N, D), what it returns (N, C), and the labels."""
+    """Yield the last layer's inputs (N, D), its outputs (N, C), and the labels."""
     for x, labels in labelled(loader, net):
         features, outputs = last(ready(x, net))
         if reading.task is None and outputs.shape[1:] in ((), (1,)) and not reading.configured:
-            reading.task = task_of(outputs, labels)  # a logit or a number: the labels know
-        reading.shaped(outputs[None])  # decides the task, or refuses to
+            reading.task = task_of(outputs, labels)  # a logit or a number: the labels decide
+        reading.shaped(outputs[None])  # decides the task, or raises
         yield features.flatten(0, -2), outputs.flatten(0, -2), aligned(labels, reading).to(outputs.device)
 
 
 def _held_out(passes: Iterable[tuple[Tensor, Tensor, Tensor]], likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-    """Keep the features and the labels of the held-out data, once the labels are seen to be such."""
+    """Collect the features and the labels of the held-out data, after checking the labels."""
     kept = [(features, labels, loss_and_hessian(likelihood, outputs, labels)) for features, outputs, labels in passes]
     return torch.cat([features for features, *_ in kept]), torch.cat([labels.flatten() for _, labels, _ in kept])
 
 
 def _check(structure: str, prior_precision: float | None, noise: float | None, validation: Any) -> None:
     if validation is not None and prior_precision is not None:
-        raise ValueError("A validation chooses the prior's precision: give it or prior_precision=, not both.")
+        raise ValueError("validation= chooses the prior precision: pass it or prior_precision=, not both.")
     if structure != "auto" and structure not in get_args(Structure):
         raise ValueError(f"A covariance is 'full', 'kron', 'diag' or 'auto', not {structure!r}.")
     for name, value in (("prior precision", prior_precision), ("noise", noise)):
@@ -142,7 +142,7 @@ def _curvature(structure: str, likelihood: Likelihood, layer: nn.Linear) -> Curv
         structure = "full" if weights <= FULL else "kron"
     if structure == "full" and weights > FULL_AT_MOST:
         raise ValueError(
-            f"A full covariance of {weights:,} weights does not fit: take structure='kron', or cover at most"
+            f"A full covariance of {weights:,} weights does not fit: use structure='kron', or cover at most"
             f" {FULL_AT_MOST:,}."
         )
     return Curvature(structure, likelihood, layer)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def _fitted(
     noise: float | None,
     held: tuple[Tensor, Tensor] | None,
 ) -> BayesianModule:
-    """Choose the prior, and the noise of a regression, and make the posterior."""
+    """Choose the prior, and the noise of a regression, and build the posterior."""
     loss, numbers, likelihood = curvature.loss, curvature.numbers, curvature.likelihood
     layer, spectrum, name, family = last.found(), curvature.spectrum(), last.name(), FAMILIES[curvature.structure]
     square = sum(float(parameter.detach().double().square().sum()) for parameter in layer.parameters())
@@ -203,7 +203,7 @@ def _write(factor: Factor, precisions: Tensor, vectors: tuple[Tensor, ...]) -> N
 
 
 class LastLayer:
-    """Watch the linear layer whose output the network returns."""
+    """Find the linear layer whose output the network returns, and record its inputs."""
 
     def __init__(self, net: nn.Module, reading: Reading) -> None:
         self.net, self.reading = net, reading
@@ -228,14 +228,14 @@ class LastLayer:
         self._calls += layer is self.layer
 
     def __call__(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return what the last layer is given and what it returns, (N, …, D) and (N, …, C)."""
+        """Return the inputs and outputs of the last layer, (N, …, D) and (N, …, C)."""
         self._last, self._calls = (), 0
         out = call(self.net, x, self.reading.tensor)
         layer, args, returned = self._last or (None, (), None)
         if returned is not out or len(args) != 1 or self.layer not in (None, layer) or self._calls > 1:
             raise ValueError(
                 f"{type(self.net).__name__} does not end in one nn.Linear whose output it returns: a last-layer Laplace"
-                " approximation needs that."
+                " approximation needs this."
             )
         self.layer = layer
         return args[0], out
@@ -246,12 +246,12 @@ class LastLayer:
         return self.layer
 
     def name(self) -> str:
-        """Return the layer's name, or refuse one whose weights have other places, too."""
+        """Return the layer's name; raise if its weights are tied to other layers."""
         names = [name for name, module in self.net.named_modules(remove_duplicate=False) if module is self.layer]
         own = {id(parameter) for parameter in self.found().parameters()}
         places = [p for m in self.net.modules() for p in m._parameters.values() if p is not None and id(p) in own]
         if len(names) > 1 or len(places) > len(own):
             raise ValueError(
-                f"The weights of the last layer, {names[0]}, are tied to others': it has no posterior alone."
+                f"The weights of the last layer, {names[0]}, are tied to others: it cannot have its own posterior."
             )
         return names[0]

@@ -1,10 +1,10 @@
-"""byov.SWAG: a Gaussian around the average of a network's weights, from the path they take while they are trained.
+"""byov.SWAG: a Gaussian around the average of a network's weights during training.
 
-Maddox et al. 2019, "A simple baseline for Bayesian uncertainty in deep learning": an optimizer at a constant rate
-wanders around the minimum about as a posterior would. Here it is their diagonal; and two things differ. Every step
-counts, not one of each epoch, so that short trainings have a path too. And the average forgets: it is that of Shamir &
-Zhang 2013, in which the newest of t has the weight (η + 1)/(t + η). So about the last 1/(η + 1) of the training counts,
-however long that will be, and nobody has to say when averaging begins.
+Maddox et al. 2019, "A simple baseline for Bayesian uncertainty in deep learning": an optimizer with a constant learning
+rate moves around the minimum approximately like samples of a posterior. This is their diagonal version, with two
+differences. Every step counts, not one per epoch, so that it also works for short trainings. And the average forgets:
+it is that of Shamir & Zhang 2013, in which the newest of t values has the weight (η + 1)/(t + η). So about the last
+1/(η + 1) of the training counts, whatever its length, and there is no need to choose when averaging starts.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from byov.posterior.module import BayesianModule
 from byov.prediction.inputs import unwrap
 
 SCALE, ETA = 2.0, 7.0
-"""How much wider than the path the posterior is, and how fast the average forgets. Chosen on held-out rows of eight
-small sets (results/defaults/averaged.py): no worse than the plain network on any, under shift better on nearly all."""
+"""Default σ, in standard deviations of the weights during training, and default η of the average. Chosen on held-out
+rows of eight small data sets (results/defaults/averaged.py): no worse than the plain network on any, under shift better
+on nearly all."""
 
 SMALLEST = 1e-20
 """The variance of a weight that has not moved."""
 
 
 class SWAG(nn.Module):
-    """Follows a network through a training that stays as it is; `posterior()` is what it has learned.
+    """Follow a network during ordinary training; `posterior()` returns the resulting posterior.
 
-    Calling it calls the network, so `byov.fit(byov.SWAG(net), loader)` trains and follows it; in a loop of your own,
-    call `update()` after each step of the optimizer.
+    Calling it calls the network, so `byov.fit(byov.SWAG(net), loader)` trains and follows the network. In your own
+    loop, call `update()` after each optimizer step.
 
     Args:
-        net: the network that is being trained, itself and not a copy.
-        scale: the posterior's σ, in units of how far the weights wander; 0 is their average alone.
-        eta: η, how fast the average forgets: it is about the last 1/(η + 1) of training that counts.
+        net: the network being trained, not a copy of it.
+        scale: the posterior's σ, in units of the weights' standard deviation during training; 0 gives their average
+            alone.
+        eta: η, how fast the average forgets: about the last 1/(η + 1) of training counts.
 
     Example:
         >>> swag = byov.SWAG(net)
@@ -59,7 +61,7 @@ class SWAG(nn.Module):
         if not isinstance(net, nn.Module):
             raise TypeError(f"SWAG follows a torch.nn.Module, not {type(net).__name__}.")
         if any(isinstance(module, BayesianModule) for module in net.modules()):
-            raise ValueError("The network has a posterior already: SWAG follows a plain one.")
+            raise ValueError("The network already has a posterior: SWAG follows a plain one.")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
             raise ValueError("The network has lazy parameters without a shape: call it once before SWAG.")
         for name, value in {"scale": scale, "eta": eta}.items():
@@ -76,9 +78,9 @@ class SWAG(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights, and BatchNorm's statistics, as they are now into the averages."""
+        """Update the averages with the current weights and BatchNorm statistics."""
         values = self._values()
-        if self.mean.device != values.device:  # the network was moved by itself
+        if self.mean.device != values.device:  # the network was moved on its own
             self.to(values.device)
         self.steps += 1
         share = (self.eta + 1) / (self.steps + self.eta)
@@ -88,12 +90,12 @@ class SWAG(nn.Module):
 
     @torch.no_grad()
     def posterior(self) -> BayesianModule:
-        """Make a network with the posterior N(average, (scale·deviation)²) of each trainable weight, in eval mode.
+        """Return a network with the posterior N(average, (scale·std)²) over each trainable weight, in eval mode.
 
-        Its BatchNorm statistics are averages too. What is frozen stays a point. Following may go on.
+        Its BatchNorm statistics are averages too. Frozen parameters stay points. Updates may continue afterwards.
         """
         if self.steps < 2:
-            raise ValueError(f"SWAG has seen {int(self.steps)} steps of training: call update() after each of them.")
+            raise ValueError(f"SWAG has seen {int(self.steps)} training steps: call update() after each step.")
         net = copy.deepcopy(unwrap(self.net))
         for value, average in zip(floating(net).values(), self._apart(self.mean), strict=True):
             value.copy_(average)
@@ -110,7 +112,7 @@ class SWAG(nn.Module):
         return f"scale={self.scale}, eta={self.eta}"
 
     def _values(self) -> Tensor:
-        """Return all floating weights and statistics as they are, in one tensor."""
+        """Return all current floating-point weights and statistics in one tensor."""
         return torch.cat([precise(value.detach()).flatten() for value in floating(unwrap(self.net)).values()])
 
     def _apart(self, flat: Tensor) -> list[Tensor]:
@@ -119,5 +121,5 @@ class SWAG(nn.Module):
 
 
 def floating(net: nn.Module) -> dict[str, Tensor]:
-    """Return a network's own floating parameters and buffers by name, tied ones once."""
+    """Return a network's floating-point parameters and buffers by name, tied ones once."""
     return {name: value for name, value in (*net.named_parameters(), *net.named_buffers()) if value.is_floating_point()}

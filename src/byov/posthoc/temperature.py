@@ -1,9 +1,9 @@
 """A temperature for class probabilities, also for averages over draws: p ∝ p̄^(1/T).
 
-An average of many draws is more often right than it says, also where the head was fitted to averages of as many. One
-number, chosen by likelihood, takes that back where it is the same for all images; of what draws add under shift it
-takes a part, too. For a network without a posterior it is the usual temperature of the logits, because p̄ is then their
-softmax. Vector scaling gives each class a factor and an offset of its own, p ∝ exp(w ∘ log p̄ + b).
+An average of many draws is more often right than its confidence says, even if the head was fitted to averages of as
+many draws. One number, chosen by likelihood, corrects this if it is the same for all images; it also removes a part of
+the uncertainty that draws add under shift. For a network without a posterior it is the usual temperature of the logits,
+because p̄ is then their softmax. Vector scaling has a factor and an offset for each class, p ∝ exp(w ∘ log p̄ + b).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from byov.prediction.predict import Serving
 from byov.prediction.result import Prediction, entropy
 
 RANGE = 4.0
-"""T lies between 1/4 and 4: a few images that are all right, or all wrong, would ask for 0 or infinity."""
+"""T lies between 1/4 and 4: a few images that are all right, or all wrong, would give 0 or infinity."""
 RIDGE = 1e-3
-"""Times half the squares of w − 1/T and b, beside the average loss: classes without examples stay at T."""
+"""Factor of half the squares of w − 1/T and b, added to the average loss: classes without examples stay at T."""
 
 Kind = Literal["scalar", "vector"]
 
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """What `byov.temperature` fitted: give it to `byov.predict(…, temperature=…)`, or call it with a `Prediction`.
+    """The result of `byov.temperature`: pass it to `byov.predict(…, temperature=…)`, or call it with a `Prediction`.
 
     Attributes:
-        value: T, below which the probabilities are sharper and above which they are flatter than at 1.
-        scale: of vector scaling w (C,); else None.
-        offset: of vector scaling b (C,); else None.
+        value: T; below 1 the probabilities become sharper, above 1 flatter.
+        scale: w (C,) of vector scaling; else None.
+        offset: b (C,) of vector scaling; else None.
     """
 
     value: float
@@ -53,17 +53,18 @@ class Temperature:
         if self.scale is None or self.offset is None:
             return (_logs(probs) / self.value).softmax(dim)
         if probs.shape[dim] != len(self.scale):
-            raise ValueError(f"The vector scaling is of {len(self.scale)} classes, not of {probs.shape[dim]}.")
+            raise ValueError(f"The vector scaling is for {len(self.scale)} classes, not for {probs.shape[dim]}.")
         scaled = _logs(probs.movedim(dim, -1)) * self.scale.to(probs) + self.offset.to(probs)
         return scaled.softmax(-1).movedim(-1, dim)
 
     def __call__(self, prediction: Prediction) -> Prediction:
-        """Put a prediction's mean at this temperature.
+        """Return a prediction with its mean at this temperature.
 
-        The mutual information stays as it is, for the draws disagree as before; the rest of the entropy is aleatoric.
+        The mutual information does not change, because the draws disagree as before; the rest of the entropy is
+        aleatoric.
         """
         if prediction.task not in CLASSES or prediction.mutual_information is None:
-            raise ValueError(f"A temperature is for probabilities of classes, not for a {prediction.task}.")
+            raise ValueError(f"A temperature is for class probabilities, not for a {prediction.task}.")
         dim = class_dim(prediction.task, prediction.mean, draws=0)
         mean = self.probabilities(prediction.mean, dim)
         total = entropy(mean, dim)
@@ -85,16 +86,16 @@ def temperature(
 ) -> Temperature:
     """Fit a temperature to a classifier on data that it was not trained on.
 
-    A plain network is read as it is, a posterior under draws: fit with as many `samples` as will be predicted with. For
-    its mean, give `model.point()`.
+    A plain network is used as it is, a posterior under draws: fit with the same `samples` that will be used for
+    prediction. To fit at the posterior mean, pass `model.point()`.
 
     Args:
         model: any classifier, plain or Bayesian.
         loader: held-out data: a loader or data set of (x, y), of mappings with "labels", or one pair (x, y).
-        kind: "scalar", one T for all classes; "vector", a factor and an offset for each, for which there should be
-            dozens of examples of a class.
-        samples: how many draws, or "members", as for `byov.predict`.
-        generator: of the draws.
+        kind: "scalar", one T for all classes; "vector", a factor and an offset per class, which needs dozens of
+            examples of each class.
+        samples: the number of draws, or "members", as for `byov.predict`.
+        generator: for the draws.
         task: as for `byov.predict`.
         output: as for `byov.predict`.
 
@@ -106,14 +107,14 @@ def temperature(
         raise ValueError(f"A temperature is 'scalar' or 'vector', not {kind!r}.")
     prediction, labels = predicted(Serving(model, samples, task=task, output=output), loader, generator)
     if prediction.task not in CLASSES:
-        raise ValueError(f"A temperature is for probabilities of classes, not for a {prediction.task}.")
+        raise ValueError(f"A temperature is for class probabilities, not for a {prediction.task}.")
     probs, labels = rows_of(prediction, labels)
     value = fit_temperature(probs, labels)
     if not 1.001 / RANGE < value < RANGE / 1.001:
         side = "sharper" if value < 1 else "flatter"
         warnings.warn(
-            f"The temperature is at the end of its range, {value:.3g}: these {len(labels)} labels ask for {side}"
-            " probabilities still, as few examples that are all right, or all wrong, do.",
+            f"The temperature is at the end of its range, {value:.3g}: these {len(labels)} labels ask for even {side}"
+            " probabilities, as happens with few examples that are all right or all wrong.",
             stacklevel=2,
         )
     return Temperature(value) if kind == "scalar" else Temperature(value, *fit_vector(probs, labels, value))
@@ -135,7 +136,7 @@ def predicted(serving: Serving, loader: Any, generator: Generator | None) -> tup
 
 
 def rows_of(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities of classes as rows (N, C), with their labels (N,); negative labels are left out."""
+    """Return class probabilities as rows (N, C), with their labels (N,); rows with negative labels are left out."""
     probs = prediction.mean.movedim(class_dim(prediction.task, prediction.mean, draws=0), -1)
     labels = class_numbers(labels, probs.shape[-1])
     labels = labels[..., 0] if labels.shape == (*probs.shape[:-1], 1) else labels
@@ -148,11 +149,11 @@ def rows_of(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Tensor]:
 def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     """Find the T under which the labels (N,) are most likely, given probabilities (N, C).
 
-    In 1/T the negative log-likelihood is convex; its slope is E[Σ p log p̄] − E[log p̄_y], and changes sign once.
+    The negative log-likelihood is convex in 1/T; its slope is E[Σ p log p̄] − E[log p̄_y], which changes sign once.
     """
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
         raise ValueError(f"A temperature needs probabilities (N, C) and labels (N,), not {tuple(probs.shape)}.")
-    logs = _logs(probs).double()  # as `Temperature` will have them: a zero is the smallest number of the dtype
+    logs = _logs(probs).double()  # as in `Temperature`: zeros become the smallest number of the dtype
     truth = logs.gather(1, labels.to(logs.device, torch.int64)[:, None]).mean()
     low, high = 1 / RANGE, RANGE
     for _ in range(50):
@@ -163,7 +164,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
 
 
 def fit_vector(probs: Tensor, labels: Tensor, start: float) -> tuple[Tensor, Tensor]:
-    """Find w and b (C,) under which the labels are most likely, from 1/T and 0, with a small ridge towards these."""
+    """Find w and b (C,) under which the labels are most likely; they start at 1/T and 0, with a ridge towards these."""
     logs, labels = _logs(probs).double(), labels.to(probs.device, torch.int64)
     parameters = torch.zeros(2, probs.shape[1], dtype=torch.float64, device=probs.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")

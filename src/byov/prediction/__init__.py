@@ -1,4 +1,4 @@
-"""Monte-Carlo prediction: what is drawn, how often, what comes back; and weights for draws by stacking."""
+"""Monte-Carlo prediction from draws of the weights; and stacking, which weights the draws."""
 
 from byov.prediction.predict import Serving, predict
 from byov.prediction.result import Prediction

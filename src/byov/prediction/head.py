@@ -1,9 +1,10 @@
-"""A random last layer: the network runs once, and all draws of the layer are one product.
+"""A random last layer: the network runs once, and one matrix product computes all draws of the layer.
 
-Where the posterior covers nothing but the `nn.Linear` whose output the network returns, a hook on the layer catches its
-input in the first pass. That is right only if other passes would give it the same. Modules of torch.nn, torchvision,
-timm and byov do, unless they have hooks. Any other network has to show it in a second pass: the same input, the output
-that the product gives, and nothing left behind. If it does not, the passes so far were the first draws of the loop.
+If the posterior covers only the `nn.Linear` whose output the network returns, a hook on the layer records its input in
+the first pass. This is correct only if other passes give the layer the same input. Modules of torch.nn, torchvision,
+timm and byov do so, unless they have hooks. Any other network is checked in a second pass: the layer's input must be
+the same, the product must give the network's output, and the pass must change nothing. If the check fails, the passes
+so far count as the first draws of the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KNOWN = ("torch.nn.", "torchvision.", "timm.", "byov.")
 
 
 def known(modules: Iterable[nn.Module]) -> bool:
-    """Tell if all modules are of libraries whose passes depend on nothing but inputs and weights, and have no hooks."""
+    """Return whether all modules are of libraries whose passes depend only on inputs and weights, without hooks."""
     hooks = global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks
     return not hooks and all(
         type(module).__module__.startswith(KNOWN)
@@ -37,7 +38,7 @@ def known(modules: Iterable[nn.Module]) -> bool:
 
 
 def fingerprint(net: nn.Module) -> tuple[Any, ...]:
-    """Return what a pass may change: the global random streams, buffers, attributes that are plain values."""
+    """Return what a pass may change: the global random states, buffers, attributes that are plain values."""
     numpy: Any = np.random.get_state()  # noqa: NPY002 - the global stream is what a network may use
     streams = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     plain = [
@@ -48,7 +49,7 @@ def fingerprint(net: nn.Module) -> tuple[Any, ...]:
 
 
 def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
-    """Return the linear layer that alone is random, with its name; None where there is no such layer."""
+    """Return the linear layer that is the only random one, with its name; None if there is no such layer."""
     slots = [slot for factor in model.factors for slot in factor.layout.slots]
     if len({slot.layer for slot in slots}) != 1 or any(len(slot.names) > 1 for slot in slots):
         return None
@@ -58,7 +59,7 @@ def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
 
 
 class Watch:
-    """Watch passes: what the last layer is given, and whether the network returns what it gives, as its `tensor`."""
+    """Record passes: the input of the last layer, and whether the layer's output is the network's (its `tensor`)."""
 
     def __init__(self, net: nn.Module, layer: nn.Linear, tensor: Callable[[Any], Tensor]) -> None:
         self._watched, self._tensor = (layer, net), tensor
@@ -71,7 +72,7 @@ class Watch:
         self._autocast: set[Any] = set()
         hooks = [net.register_forward_hook(self._called) for net in self._watched]
         try:
-            # A compiled network calls no hooks. While it is watched it runs as it is written.
+            # A compiled network calls no hooks, so it runs eagerly while it is watched.
             compiled = any(module._compiled_call_impl is not None for module in self._watched[1].modules())
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
@@ -87,10 +88,10 @@ class Watch:
         self._autocast.add((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
 
     def inputs(self) -> Tensor | None:
-        """Return what the layer was given, if it was called once and the network returned its output; else None."""
+        """Return the layer's input if it was called once and the network returned its output; else None."""
         now = [tensor._version for call in self._calls for tensor in call if isinstance(tensor, Tensor)]
         if len(self._calls) != 2 or len(self._calls[0]) != 2 or self._versions != now or len(self._autocast) > 1:
-            return None  # it was called otherwise, or changed since, or cast otherwise than here
+            return None  # not called once, changed since, or under different autocast settings
         return self._calls[0][0] if self._calls[0][1] is self._calls[1][-1] else None
 
 
@@ -104,7 +105,7 @@ class Head:
 
     @property
     def chunk(self) -> int:
-        """Return how many draws to make at once."""
+        """Return the number of draws to compute at once."""
         return max(1, CHUNK // (self.layer.out_features * max(self.inputs.shape[:-1].numel(), self.inputs.shape[-1])))
 
     def __call__(self, count: int) -> Tensor:
@@ -121,12 +122,12 @@ class Head:
         return out.unflatten(-1, (count, -1)).movedim(-2, 0)
 
     def _stacked(self, drawn: dict[str, Tensor], leaf: str, count: int) -> Tensor | None:
-        """Return the layer's weight or bias under the draws (K, …): drawn, or the same point for all."""
+        """Return the layer's weight or bias under the draws (K, …): drawn, or the same for all if it is a point."""
         name, point = f"{self.name}.{leaf}" if self.name else leaf, self.layer._parameters[leaf]
         return drawn.get(name, None if point is None else point.expand(count, *point.shape))
 
     def select(self, keep: Tensor) -> None:
-        """Keep some of the inputs only."""
+        """Keep only the inputs in the mask `keep`."""
         self.inputs = self.inputs[keep]
 
 
@@ -136,7 +137,7 @@ def stacked_noise(noises: list[list[Noise]]) -> list[Noise]:
 
 
 def alike(out: Tensor, other: Tensor) -> bool:
-    """Tell if two ways to compute the same differ by rounding at most."""
+    """Return whether two results of the same computation differ at most by rounding."""
     digits = 1e-4 if min(out.dtype.itemsize, other.dtype.itemsize) >= 4 else 3e-2
     out, other = out.float(), other.float()
     return bool(((out - other).abs() <= digits * (other.abs().max() + other.abs())).all()) or not out.isfinite().all()

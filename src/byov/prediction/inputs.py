@@ -1,4 +1,4 @@
-"""What `predict` accepts: batches, loaders of batches and data sets, and models in a wrapper."""
+"""The inputs that `predict` accepts: batches, loaders of batches, data sets, and wrapped models."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch.utils.data import DataLoader, Dataset
 from byov.posterior.module import BayesianModule
 
 Batch = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...] | list[Tensor]
-"""One input; keyword arguments; several positional ones; or a list, such as of images, that is one argument."""
+"""One input; keyword arguments; several positional arguments; or a list (such as of images) that is one argument."""
 
 NO_FORWARD = ("torch.nn.modules.module", "lightning.", "pytorch_lightning.")
-"""Where a class has its `forward` from, if it has none of its own."""
+"""Modules that a class inherits `forward` from if it defines none itself."""
 
 LABELS = ("labels", "label", "targets", "target")
-"""What labels are called in a batch that is a mapping."""
+"""Names of labels in a batch that is a mapping."""
 
 ROWS = 64
-"""How many of a data set's examples are predicted at once. For another number, or workers, give a DataLoader."""
+"""Batch size for data sets. For another batch size, or for workers, pass a DataLoader."""
 
 
 class Takes(NamedTuple):
-    """How many positional inputs a network needs, how many it takes at most, and whether its first one is a list.
+    """The inputs of a network: how many it needs, how many it takes at most, and whether the first one is a list.
 
-    `names` are those of all its arguments; None where it takes any.
+    `names` holds the names of all arguments; None if the network takes any.
     """
 
     needed: int
@@ -41,11 +41,11 @@ class Takes(NamedTuple):
 
     @classmethod
     def of(cls, net: nn.Module) -> Takes:
-        """Read it from the signature of `forward`."""
+        """Read the inputs from the signature of `forward`."""
         whole: Any = getattr(net, "get_base_model", None)  # PEFT's own forward takes (*args, **kwargs)
         try:
             parameters = list(inspect.signature((whole() if whole else net).forward).parameters.values())
-        except (TypeError, ValueError):  # of compiled code
+        except (TypeError, ValueError):  # compiled code
             return cls(1, 1, False)
         own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         most = inf if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(own)
@@ -56,10 +56,11 @@ class Takes(NamedTuple):
 
 
 def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
-    """Return the batch that `x` is, or None, and else the batches in it.
+    """Return `x` if it is one batch, or None and the batches in it.
 
-    A tuple of tensors is several inputs of one batch where the network needs several, and several batches where it
-    takes one; where it may take several, nobody knows. A list is batches, but for a network whose input is a list.
+    A tuple of tensors is one batch if the network needs several inputs, and several batches if it takes only one. If
+    several inputs are optional, the tuple is ambiguous and an error is raised. A list holds batches, unless the
+    network's input is a list.
     """
     if isinstance(x, Dataset) or type(x).__module__.startswith("datasets."):
         return None, DataLoader(x, ROWS)
@@ -74,21 +75,22 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
         return x, ()
     if tensors and isinstance(x, tuple) and takes.needed > 1:
         if not takes.needed <= len(x) <= takes.most:
-            raise ValueError(f"The network needs {takes.needed} inputs, not {len(x)}; give several batches as a list.")
+            raise ValueError(f"The network needs {takes.needed} inputs, not {len(x)}; pass several batches as a list.")
         return x, ()
     if tensors and isinstance(x, tuple) and 1 < len(x) <= takes.most:
         raise ValueError(
-            f"A tuple may be {len(x)} inputs of one batch or {len(x)} batches: name the inputs in a mapping, or give"
+            f"A tuple may be {len(x)} inputs of one batch or {len(x)} batches: name the inputs in a mapping, or pass"
             " batches as a list."
         )
     return None, x
 
 
 def first_of(batch: Any, takes: Takes) -> Any:
-    """Return the network's inputs in what a loader gives: the batch itself, or the x of (x, y).
+    """Return the network's inputs in a loader's batch: the batch itself, or the x of (x, y).
 
-    Of a mapping, labels go that the network has no argument for. x may be several tensors itself, ((a, b), y): inputs,
-    or one list where the network takes but one. Of (a, b, y) a network that needs two inputs is given two.
+    From a mapping, labels are dropped if the network has no argument for them. x may itself be several tensors, as in
+    ((a, b), y): several inputs, or one list if the network takes only one. From (a, b, y), a network that needs two
+    inputs gets a and b.
     """
     if isinstance(batch, tuple | list) and batch:
         first = batch[0]
@@ -96,7 +98,7 @@ def first_of(batch: Any, takes: Takes) -> Any:
             batch = list(first) if takes.listed or takes.most <= 1 else tuple(first)
         elif takes.needed > 1 and not isinstance(first, Mapping):
             if len(batch) < takes.needed:
-                raise ValueError(f"The network needs {takes.needed} inputs, and the loader gives {len(batch)}.")
+                raise ValueError(f"The network needs {takes.needed} inputs, but the loader gives {len(batch)}.")
             batch = tuple(batch[: takes.needed])
         elif not (takes.listed and isinstance(batch, list)):
             batch = first
@@ -106,16 +108,16 @@ def first_of(batch: Any, takes: Takes) -> Any:
 
 
 def without_labels(batch: Any, takes: Takes) -> Any:
-    """Return a mapping without the labels that the network has no argument for; another batch as it is."""
+    """Return a mapping without labels that the network has no argument for; other batches unchanged."""
     if not isinstance(batch, Mapping) or takes.names is None or not any(name in batch for name in LABELS):
         return batch
     return {name: value for name, value in batch.items() if name in takes.names or name not in LABELS}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's, DDP's or Fabric's wrapper, and in a module without a forward of its own.
+    """Return the model inside the wrapper of torch.compile, DDP or Fabric, or in a module without its own forward.
 
-    A module whose forward leads to one BayesianModule is called as it is: see `posterior_of`.
+    A module that contains a BayesianModule and has its own forward is called as it is: see `posterior_of`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"predict takes a BayesianModule or another torch.nn.Module, not {type(model).__name__}.")
@@ -131,7 +133,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def posterior_of(model: nn.Module) -> BayesianModule | None:
-    """Return the BayesianModule that this is, or the only one in it; None in a plain network."""
+    """Return the model itself if it is a BayesianModule, or the only one in it; None for a plain network."""
     if isinstance(model, BayesianModule):
         return model
     inside = {name: module for name, module in model.named_modules() if isinstance(module, BayesianModule)}
@@ -143,15 +145,15 @@ def posterior_of(model: nn.Module) -> BayesianModule | None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of its tensors; a posterior's own are quickly found."""
+    """Return the device of the model's tensors; a posterior's own tensors are the quickest to find."""
     where = model.q if isinstance(model, BayesianModule) else model
     return next((tensor.device for tensor in chain(where.parameters(), where.buffers())), torch.device("cpu"))
 
 
 def ready(x: Any, model: nn.Module) -> Batch:
-    """Move the batch to the model's device, and make an ordinary tensor of one from inference mode, or of an array.
+    """Move the batch to the model's device, and turn arrays and inference tensors into ordinary tensors.
 
-    An array's floating-point numbers, which NumPy keeps in float64, get the dtype of the model's.
+    Floating-point arrays, which NumPy keeps in float64, get the dtype of the model.
     """
     device = device_of(model)
 
@@ -160,7 +162,7 @@ def ready(x: Any, model: nn.Module) -> Batch:
             value = torch.from_numpy(np.array(value))
             value = value.to(_dtype_of(model)) if value.is_floating_point() else value
         if not isinstance(value, Tensor) or value.ndim == 0:
-            raise TypeError(f"A batch is a tensor or a mapping of tensors (N, …), not of {value!r}.")
+            raise TypeError(f"A batch is a tensor or a mapping of tensors (N, …), not {value!r}.")
         return (value.clone() if value.is_inference() else value).to(device)
 
     return mapped(prepare, x)
@@ -190,7 +192,7 @@ def mapped(function: Callable[[Any], Tensor], x: Batch) -> Batch:
 
 
 def kept(x: Batch, keep: Tensor) -> Batch:
-    """Keep some of the inputs only."""
+    """Keep only the inputs in the mask `keep`."""
     if isinstance(x, list):
         return [part for part, stays in zip(x, keep.tolist(), strict=True) if stays]
     return mapped(lambda tensor: tensor[keep], x)
@@ -201,7 +203,7 @@ def tensors_of(x: Batch) -> list[Tensor]:
 
 
 def call(net: Callable[..., Any], x: Batch, tensor: Callable[[Any], Tensor]) -> Tensor:
-    """Return what `tensor` finds in the network's output for a batch."""
+    """Return the tensor that `tensor` selects from the network's output for a batch."""
     if isinstance(x, Mapping):
         return tensor(net(**x))
     return tensor(net(*x) if isinstance(x, tuple) else net(x))

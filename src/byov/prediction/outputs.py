@@ -1,4 +1,4 @@
-"""What a network returns, and how it is read: the tensor that is predicted, and the task that says what it holds."""
+"""How a network's outputs are interpreted: which tensor is predicted, and the task that defines its meaning."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Task = Literal["classification", "probabilities", "regression", "gaussian", "mul
 Output = str | int | Callable[[Any], Any]
 
 CLASSES = ("classification", "probabilities", "token", "segmentation")
-"""Tasks whose predictions are probabilities of classes that exclude each other."""
+"""Tasks that predict the probabilities of mutually exclusive classes."""
 LOGITS = ("logits", "out")
-"""What the tensor is called in Hugging Face's outputs, and in torchvision's segmentations."""
+"""Name of the tensor in the outputs of Hugging Face, and of torchvision's segmentation networks."""
 LOG_VARIANCES = ("log_var", "logvar", "log_variance")
 PROBLEMS: dict[str, Task] = {"regression": "regression", "multi_label_classification": "multilabel"}
-"""Tasks that a Hugging Face network's configuration names; its third is a classification."""
+"""Tasks named in the configuration of a Hugging Face network; its third problem type is a classification."""
 
 
 class Reading:
-    """How a network's outputs are read: by the task and the output that the user names, or by what is returned.
+    """The interpretation of a network's outputs: the user's task and output, or what the returned value suggests.
 
-    Without a task the shape decides, at the first pass: (N, C) is a classification, (N, C, H, W) a segmentation. A
-    Hugging Face network says more: `config.problem_type`, and a name such as TokenClassifierOutput or CausalLMOutput.
-    What may be two things is refused.
+    Without a task, the shape in the first pass decides: (N, C) is a classification, (N, C, H, W) a segmentation. A
+    Hugging Face network gives further hints: `config.problem_type`, and names such as TokenClassifierOutput or
+    CausalLMOutput. Ambiguous outputs raise an error.
     """
 
     def __init__(self, task: Task | None, output: Output | None, net: nn.Module) -> None:
@@ -35,24 +35,24 @@ class Reading:
             *others, last = map(repr, get_args(Task))
             raise ValueError(f"A task is {', '.join(others)} or {last}, not {task!r}.")
         if output is not None and (isinstance(output, bool) or not (isinstance(output, str | int) or callable(output))):
-            raise TypeError(f"An output is a name, a number in a tuple or a function, not {output!r}.")
+            raise TypeError(f"An output is a name, an index in a tuple or a function, not {output!r}.")
         self.task, self.output, self.net = task, output, net
         self.doubted = task is None
         self._returned = ""
 
     @property
     def causal(self) -> bool:
-        """Tell if what the network returned last is a causal language model's: each place predicts the next one."""
+        """Return whether the last output was a causal language model's: each token predicts the next one."""
         return "CausalLM" in self._returned
 
     @property
     def configured(self) -> Task | None:
-        """Return the task that a Hugging Face network's configuration names, if it does."""
+        """Return the task named in a Hugging Face network's configuration, if any."""
         problem = getattr(getattr(self.net, "config", None), "problem_type", None)
         return PROBLEMS.get(problem) if self._returned and isinstance(problem, str) else None
 
     def tensor(self, returned: Any) -> Tensor:
-        """Return the tensor that is predicted, of all that the network returns."""
+        """Return the tensor to predict from the value that the network returns."""
         self._returned = type(returned).__name__ if self.output in (None, "logits") else ""
         if isinstance(self.output, str | int):
             returned = _named(returned, self.output)
@@ -63,12 +63,12 @@ class Reading:
         if not isinstance(found, Tensor):
             what = "The output" if self.output is not None else "What the network returns"
             raise TypeError(
-                f"{what} has to be one tensor, not {type(found).__name__}: add output=, a name or a function."
+                f"{what} must be one tensor, not {type(found).__name__}: add output=, a name or a function."
             )
         return found
 
     def shaped(self, outputs: Tensor) -> Tensor:
-        """Decide the task, if nobody has, and bring outputs (K, N, …) to its shape; a single logit z becomes (0, z)."""
+        """Decide the task if it is open, and bring outputs (K, N, …) to its shape; a single logit z becomes (0, z)."""
         shape = tuple(outputs.shape[1:])
         if not outputs.is_floating_point():
             raise TypeError(
@@ -86,7 +86,7 @@ class Reading:
         return torch.cat([1 - outputs if task == "probabilities" else torch.zeros_like(outputs), outputs], dim)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return what each draw predicts (K, N, …), by its outputs in shape: in float32 at least, and in own memory."""
+        """Return each draw's prediction (K, N, …) from `shaped` outputs: in float32 at least, in its own memory."""
         dtype = outputs.dtype if outputs.dtype.itemsize >= 4 else torch.float32
         if self.task == "multilabel":
             return outputs.to(dtype).sigmoid()
@@ -95,7 +95,7 @@ class Reading:
         return outputs.to(dtype, copy=True)
 
     def are_probabilities(self, outputs: Tensor) -> Tensor | None:
-        """Tell, as a tensor that nobody has to wait for, if the rows sum to one; None where that does not matter."""
+        """Return whether the rows sum to one, as a tensor (no synchronisation); None if it does not matter."""
         if self.task != "probabilities" and not (self.doubted and self.task in CLASSES):
             return None
         whole = outputs.dtype.itemsize >= 4
@@ -104,34 +104,34 @@ class Reading:
         return ((sums - 1).abs() <= close).all() & (outputs >= 0).all()
 
     def settle(self, are_probabilities: bool | None) -> None:
-        """Refuse what the first batch shows to be read wrongly; the task is settled then."""
+        """Raise if the first batch shows that the task is wrong; otherwise the task is final."""
         if self.task == "probabilities" and are_probabilities is False:
             raise ValueError(
-                "task='probabilities' takes rows that are at least 0 and sum to one over dimension 1, unlike these"
-                " outputs: add task='classification' for logits, 'multilabel' for logits of one label each."
+                "task='probabilities' needs rows that are at least 0 and sum to one over dimension 1, unlike these"
+                " outputs: use task='classification' for logits, 'multilabel' for one logit per label."
             )
         if self.doubted and are_probabilities:
             self.task = None
             raise ValueError(
                 "The network's outputs sum to one, as probabilities do: add task='probabilities', or"
-                " task='classification' ('token', 'segmentation') if they are logits all the same."
+                " task='classification' ('token', 'segmentation') if they are logits after all."
             )
         self.doubted = False
 
     def _decide(self, shape: tuple[int, ...]) -> Task:
-        """Return the task that the shape (N, …) and the network's own words say, or refuse to guess."""
+        """Return the task given by the shape (N, …) and the network's own hints; raise if it is ambiguous."""
         if len(shape) == 2 and (configured := self.configured) is not None:
             return configured
         tokens = len(shape) == 3 and ("Token" in self._returned or "LM" in self._returned)
         if len(shape) == 3 and not tokens:
             raise ValueError(
-                f"Outputs {shape} may have classes in either place: add task='token' for (B, L, C), 'segmentation'"
+                f"Outputs {shape} may have classes in either dimension: add task='token' for (B, L, C), 'segmentation'"
                 " for (N, C, L), or 'regression'."
             )
         if len(shape) < 2 or shape[-1 if tokens else 1] == 1:
             raise ValueError(
-                f"The network returns one number in each place, {shape}: add task='classification' ('token',"
-                " 'segmentation') if it is a logit, 'probabilities' if a probability, or 'regression'."
+                f"The network returns one number per position, {shape}: add task='classification' ('token',"
+                " 'segmentation') if it is a logit, 'probabilities' if it is a probability, or 'regression'."
             )
         return "token" if tokens else "classification" if len(shape) == 2 else "segmentation"
 
@@ -144,16 +144,16 @@ SHAPES: dict[str, tuple[Callable[[tuple[int, ...]], bool], str]] = {
     "token": (lambda s: len(s) == 3, "Tokens' logits are (B, L, C)"),
     "segmentation": (lambda s: len(s) > 2, "A segmentation's logits are (N, C, H, W)"),
 }
-"""Which shapes (N, …) a task takes, and the sentence against others. A regression takes all."""
+"""The shapes (N, …) that a task accepts, and the error for others. A regression accepts all."""
 
 
 def class_dim(task: str | None, of: Tensor, draws: int = 1) -> int:
-    """Return the dimension of the classes, behind as many dimensions of draws: 1, the last one for tokens."""
+    """Return the dimension of the classes after `draws` leading dimensions: 1, or the last one for tokens."""
     return of.ndim - 1 if task == "token" else 1 + draws
 
 
 def _named(returned: Any, output: str | int) -> Any:
-    """Return the output of this name, or in this place of a tuple."""
+    """Return the output with this name, or at this index of a tuple."""
     names = _names(returned)
     if isinstance(output, int):
         places = list(names.values()) if names else returned
@@ -168,7 +168,7 @@ def _named(returned: Any, output: str | int) -> Any:
 
 
 def _names(returned: Any) -> dict[str, Any]:
-    """Return what the network returns by name: of a mapping, a named tuple, a dataclass; else nothing."""
+    """Return the outputs by name if they are a mapping, a named tuple or a dataclass; else an empty dictionary."""
     if isinstance(returned, Mapping):
         return dict(returned)
     if is_dataclass(returned):
@@ -177,7 +177,7 @@ def _names(returned: Any) -> dict[str, Any]:
 
 
 def _logits(returned: Any) -> Any:
-    """Return the tensor called logits, or the only one; whatever else there is, the user has to choose."""
+    """Return the tensor named in `LOGITS`, or the only one; raise if the user has to choose."""
     if isinstance(returned, Tensor):
         return returned
     names = _names(returned)
@@ -186,7 +186,7 @@ def _logits(returned: Any) -> Any:
     inside = list(names.values()) if names else returned if isinstance(returned, tuple | list) else []
     if any(isinstance(boxes, Mapping) for part in inside for boxes in (part if isinstance(part, list) else [part])):
         raise TypeError(
-            "A detector's boxes differ in number and order from draw to draw, so that they have no mean: add output=, a"
+            "A detector's boxes differ in number and order between draws, so they have no mean: add output=, a"
             " function that returns one tensor (N, …)."
         )
     if len(inside) == 1:
@@ -201,7 +201,7 @@ def _logits(returned: Any) -> Any:
 
 
 def _pair(returned: Any) -> Any:
-    """Join a mean and a log-variance, returned as a pair or by these names, to one tensor."""
+    """Join a mean and a log-variance, returned as a pair or under these names, into one tensor."""
     names = _names(returned)
     if "mean" in names and (found := [names[name] for name in LOG_VARIANCES if name in names]):
         returned = names["mean"], found[0]
@@ -210,6 +210,6 @@ def _pair(returned: Any) -> Any:
     mean, log_var = returned
     if mean.shape != log_var.shape or mean.ndim == 0:
         raise ValueError(
-            f"A mean and its log-variance have one shape, not {tuple(mean.shape)} and {tuple(log_var.shape)}."
+            f"A mean and its log-variance have the same shape, not {tuple(mean.shape)} and {tuple(log_var.shape)}."
         )
     return torch.stack([mean, log_var], 1) if mean.ndim == 1 else torch.cat([mean, log_var], 1)

@@ -28,7 +28,7 @@ from byov.prediction.resident import Resident, evaluating
 from byov.prediction.result import Prediction, Running
 from byov.prediction.strategies import Loop, Strategy, Vmap, members
 
-FIRST_LOOK = 32  # draws before a tolerance may stop an input; after 8, rare but large deviations had not come up yet
+FIRST_LOOK = 32  # draws before a tolerance may stop an input; 8 were too few to see rare but large deviations
 
 
 def predict(
@@ -48,31 +48,32 @@ def predict(
 ) -> Prediction:
     """Predict `x` under draws of the model's weights: the mean, its spread, and the parts of its entropy.
 
-    The model is in eval mode meanwhile, and afterwards as it was. Threads that share a model wait for each other.
+    The model is in eval mode during the prediction; its mode is restored afterwards. Threads that share a model wait
+    for each other.
 
     Args:
-        model: a BayesianModule; a plain network counts as a posterior without spread, and takes one pass.
+        model: a BayesianModule, or a plain network, which counts as a posterior without spread and needs one pass.
         x: one batch (a tensor, an array, a mapping of keyword arguments, a tuple of the inputs that the network needs,
-            a list where its input is one), a loader of batches, or a data set of examples; of a (x, y) batch x is
-            taken. Every batch of a loader sees the same draws, so the result does not depend on the batching; it is in
+            or a list if its input is one), a loader of batches, or a data set of examples; from an (x, y) batch, x is
+            used. All batches of a loader use the same draws, so the result does not depend on the batching; it is in
             the loader's order, on the CPU.
-        samples: how many draws, at most; "members" takes each network of an explicit ensemble once.
-        strategy: "loop" runs one draw after the other, "vmap" batches them. "auto" is "loop"; but where only the last
-            linear layer is random, the network runs once, and the layer's draws are one product ("head"). All give
+        samples: the maximum number of draws; "members" uses each network of an explicit ensemble once.
+        strategy: "loop" runs one draw after the other, "vmap" batches them. "auto" is "loop", but if only the last
+            linear layer is random, the network runs once and the layer's draws are one product ("head"). All give
             the same numbers for the same generator, up to rounding.
         tolerance: stop drawing for an input once the Monte-Carlo standard error of its predictive mean is below this.
-        generator: of the draws; without one, a new one is seeded by torch's global generator.
-        task: what the outputs are: logits of a "classification" (N, C), of a "token" (B, L, C) or a "segmentation"
-            (N, C, H, W), a single one being a sigmoid's; "probabilities" (N, C) already; a logit per label of a
-            "multilabel" (N, C); a "regression"; or "gaussian", a regression's mean and log-variance, as a pair or as
-            halves of dimension 1. By default what `Reading` decides from what is returned, and `Prediction.task` says;
-            what may be two things is refused.
-        output: which of several outputs is predicted: its name, its place in a tuple, or a function that takes what
-            the network returns and gives one tensor. By default the one called "logits" or "out", or the only one.
-        precision: a regression's output precision τ, whose noise 1/τ is part of the predictive spread.
-        temperature: what `byov.temperature` returned: it is applied to the mean over the draws, and not to each.
-        keep: also return what each draw predicted.
-        progress: a progress bar over a loader; by default where there is a terminal to show it.
+        generator: for the draws; by default a new one, seeded by torch's global generator.
+        task: the meaning of the outputs: logits of a "classification" (N, C), "token" (B, L, C) or "segmentation"
+            (N, C, H, W), where a single logit is that of a sigmoid; "probabilities" (N, C); "multilabel" (N, C), a
+            logit per label; "regression"; or "gaussian", the mean and log-variance of a regression, as a pair or as
+            halves of dimension 1. By default `Reading` decides from the outputs, and `Prediction.task` holds the
+            result; ambiguous outputs raise an error.
+        output: which of several outputs is predicted: its name, its index in a tuple, or a function from the network's
+            return value to one tensor. By default the one named "logits" or "out", or the only one.
+        precision: the output precision τ of a regression; its noise 1/τ is part of the predictive spread.
+        temperature: the result of `byov.temperature`. It is applied to the mean over the draws, not to each draw.
+        keep: also return the prediction of each draw.
+        progress: show a progress bar over a loader; by default if there is a terminal.
     """
     options = {"task": task, "output": output, "precision": precision, "temperature": temperature, "keep": keep}
     return Serving(model, samples, strategy, tolerance, **options)(x, generator, progress=progress)  # type: ignore[arg-type]
@@ -80,11 +81,11 @@ def predict(
 
 @dataclass(eq=False)
 class Serving:
-    """Predict again and again: `Serving(model, samples=100)(x)` gives what `byov.predict(model, x, samples=100)` does.
+    """Predict repeatedly: `Serving(model, samples=100)(x)` is `byov.predict(model, x, samples=100)`.
 
-    It holds one draw's weights between calls, as a network compiled with CUDA graphs (`mode="reduce-overhead"`) wants.
-    The model may be trained, loaded or changed between calls. The arguments are those of `byov.predict`; a task that is
-    not given is decided by the first batch, for all calls.
+    It keeps the memory for one draw's weights between calls, as needed by a network compiled with CUDA graphs
+    (`mode="reduce-overhead"`). The model may be trained, loaded or changed between calls. The arguments are those of
+    `byov.predict`; without a task, the first batch decides it for all calls.
     """
 
     model: nn.Module
@@ -119,17 +120,17 @@ class Serving:
                 f"A temperature is what byov.temperature returns, or byov.Temperature(T), not {self.temperature!r}."
             )
         if self.keep and self.tolerance is not None:
-            raise ValueError("Draws cannot be kept with a tolerance: inputs take different numbers of them.")
+            raise ValueError("Draws cannot be kept with a tolerance: inputs use different numbers of them.")
         self._resident = None if self._posterior is None else Resident(self._posterior, self.model)
 
     @property
     def reading(self) -> Reading:
-        """Return how the network's outputs are read; what is not given is decided by the first batch."""
+        """Return how the network's outputs are interpreted; without a task, the first batch decides."""
         return self._reading
 
     def _check_members(self) -> None:
         if self.strategy == "vmap" or self.tolerance is not None:
-            raise ValueError("samples='members' takes each member once, in a loop: give no strategy and no tolerance.")
+            raise ValueError("samples='members' uses each member once, in a loop: set no strategy and no tolerance.")
         members(posterior_of(unwrap(self.model)))
 
     def __call__(self, x: Any, generator: Generator | None = None, *, progress: bool | None = None) -> Prediction:
@@ -172,7 +173,7 @@ class Serving:
             return self._under(head or draws, running, self.samples)
 
     def _head(self, draws: Loop, running: Running) -> Head | None:
-        """Return the draws of the last layer, if the first passes, which are taken in, show that only it is random."""
+        """Return the draws of the last layer if the first passes, which count as draws, show that only it is random."""
         if (found := last_layer(draws.model)) is None:
             return None
         watch, head = Watch(draws.net, found[1], draws.reading.tensor), None
@@ -189,7 +190,7 @@ class Serving:
         return head
 
     def _under(self, draws: Loop | Head, running: Running, samples: int) -> Prediction:
-        """Go through the draws, all of them or until every input is known well enough."""
+        """Run the draws, all of them or until every input is below the tolerance."""
         look = samples if self.tolerance is None else min(samples, FIRST_LOOK)
         while True:
             while running.moments.count < look:
@@ -205,7 +206,7 @@ class Serving:
 
 
 def _tracked(batches: Iterable[Any], progress: bool | None) -> Iterable[Any]:
-    """Yield the batches, with a progress bar where there is somebody to see it, and rich to draw it."""
+    """Yield the batches, with a progress bar if there is a terminal and rich is installed."""
     try:
         from rich.console import Console
         from rich.progress import track

@@ -1,4 +1,4 @@
-"""The weights of one draw at a fixed place: what a network computes with while it predicts."""
+"""The weights of one draw at a fixed place in memory, used by a network during prediction."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Resident:
             resident.write(model.noise(generator))
             model.net(x)
 
-    With a draw written into them it is an ordinary network whose weights never move: compile it, CUDA graphs too.
-    `caller` is a module around the model, such as a LightningModule, which is called in its place.
+    With a draw written to this memory, the network is an ordinary one whose weights never move: it can be compiled,
+    also with CUDA graphs. `caller` is a module around the model, such as a LightningModule, to call instead of it.
     """
 
     def __init__(self, model: BayesianModule, caller: nn.Module | None = None) -> None:
@@ -41,7 +41,7 @@ class Resident:
         copies: list[tuple[Tensor, Tensor]] = []
         for factor, flat in zip(self.model.factors, self._flat, strict=True):
             for slot, part in zip(factor.layout.slots, flat.split(factor.layout.sizes), strict=True):
-                if part.data_ptr() % 16:  # bytes. A compiled network would copy it, too: at every call
+                if part.data_ptr() % 16:  # bytes. A compiled network would copy it at every call
                     copies.append((part.clone(), part))
                     part = copies[-1][0]
                 weight = nn.Parameter(part.view(slot.shape), requires_grad=False)
@@ -54,9 +54,9 @@ class Resident:
 
     @torch.no_grad()
     def write(self, noise: list[Noise] | None) -> None:
-        """Write the draw with this noise into its place; without noise the posterior mean."""
+        """Write the draw with this noise into the memory; without noise, write the posterior mean."""
         if any(place.get(leaf) is not tensor for place, leaf, tensor in self._places):
-            raise RuntimeError("The network replaces its own weights as it runs, so that no further draw can reach it.")
+            raise RuntimeError("The network replaces its own weights during a pass, so no further draw can reach it.")
         for i, factor in enumerate(self.model.factors):
             self._flat[i].copy_(factor.flat_mean() if noise is None else self._draw[i](noise[i]))
             for name, value in (factor.mean_buffers() if noise is None else factor.drawn_buffers(noise[i])).items():
@@ -66,10 +66,10 @@ class Resident:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Put the tensors into the network, in eval mode, for one thread at a time; afterwards all is as it was."""
+        """Put the tensors into the network, in eval mode, for one thread at a time; restore everything afterwards."""
         with lock_of(self.model), ExitStack() as undo:
             if self._draw:
-                raise RuntimeError("A Serving cannot be called inside a pass of its own: call byov.predict there.")
+                raise RuntimeError("A Serving cannot be called inside its own pass: call byov.predict there.")
             if [(t.device, t.dtype) for t in self._flat] != [(t.device, t.dtype) for t in self._likes()]:
                 self._allocate()  # the model has moved to another device or dtype
             modules = dict(self.model.net.named_modules(remove_duplicate=False))
@@ -91,7 +91,7 @@ class Resident:
 
     @contextmanager
     def direct(self) -> Iterator[None]:
-        """Let the caller, in this thread, reach the network with the weights that stand in it, not with the mean."""
+        """Let the caller, in this thread, use the network with the weights currently in it instead of the mean."""
         if self.net is self.model.net:
             yield
             return
@@ -109,13 +109,13 @@ class Resident:
 
 
 def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
-    """Set a tensor of a module; return a function that puts back what was there, whatever the network does."""
+    """Set a tensor of a module; return a function that restores the old value, whatever the network does."""
     places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
     place = next((place for place in places[:2] if leaf in place), None)
     old = getattr(module, leaf, None) if place is None else place[leaf]
 
     def set_to(value: Any) -> None:
-        # A plain attribute has a setter that has to hear of it: see `_free_recurrent`.
+        # A plain attribute must go through the module's setter: see `_free_recurrent`.
         setattr(module, leaf, value) if place is None else place.update({leaf: value})
 
     def restore() -> None:
@@ -129,7 +129,7 @@ def _put(module: nn.Module, leaf: str, tensor: Tensor) -> Callable[[], None]:
 
 @contextmanager
 def evaluating(net: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
-    """Hold eval mode inside and restore every module's own mode; `modules` are the network's, if they are known."""
+    """Hold eval mode inside the block, then restore each module's mode; `modules` are those of `net`, if known."""
     training = [module for module in (net.modules() if modules is None else modules) if module.training]
     if training:
         net.eval()

@@ -1,4 +1,4 @@
-"""What a Monte-Carlo prediction returns, and the running moments it is made from."""
+"""The result of a Monte-Carlo prediction, and the running moments it is computed from."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Prediction:
     """The posterior predictive of a batch or a data set.
 
     Attributes:
-        mean: the predictive mean: class probabilities (N, C, …), for tokens (B, L, C), of a single logit for both
-            classes; each label's probability (N, C); or, for a regression, the network's output.
-        std: the standard deviation over draws (the patching paper's B.3), of a regression with that of the noise.
-        entropy: of the predictive mean, in nats: total. Of each label by itself (N, C), and of each number of a
-            regression as of a Gaussian with this mean and std; None without a noise.
-        expected_entropy: the mean of the draws' entropies: aleatoric.
-        mutual_information: their difference: epistemic.
-        samples: how many draws it took; with a tolerance, one number per input.
-        strategy: "loop", "vmap" or "head": what `auto` chose.
-        draws: (S, N, C, …), what each draw predicted, where `keep=True` asked; of "gaussian" means and log-variances.
-        task: as which the outputs were read: the one given, or what they were taken for.
-        aleatoric: of a regression the variance of the noise, 1/τ or the mean of the draws'; None without one.
-        epistemic: of a regression the variance of the draws' means; with the aleatoric it is std².
+        mean: the predictive mean: class probabilities (N, C, …), for tokens (B, L, C), for a single logit those of both
+            classes; the probability of each label (N, C); or the output of a regression.
+        std: the standard deviation over draws (the patching paper's B.3); for a regression including the noise.
+        entropy: total uncertainty: the entropy of the predictive mean, in nats. For labels, of each one separately
+            (N, C); for a regression, that of a Gaussian with this mean and std for each number, or None without noise.
+        expected_entropy: aleatoric uncertainty: the mean entropy of the draws.
+        mutual_information: epistemic uncertainty: the difference of the two.
+        samples: the number of draws used; with a tolerance, one number per input.
+        strategy: the strategy used: "loop", "vmap" or "head".
+        draws: (S, N, C, …), the prediction of each draw, with `keep=True`; for "gaussian" means and log-variances.
+        task: the task as given, or as decided from the outputs.
+        aleatoric: for a regression the variance of the noise, 1/τ or the mean over the draws; None without noise.
+        epistemic: for a regression the variance of the draws' means; together with the aleatoric variance it is std².
     """
 
     mean: Tensor
@@ -56,11 +56,11 @@ class Prediction:
         return f"Prediction({self.task}: mean {tuple(self.mean.shape)}, draws: {used}, strategy: {self.strategy})"
 
     def to(self, device: torch.device | str, **options: Any) -> Prediction:
-        """Return it with its tensors on that device."""
+        """Return a copy with its tensors on this device."""
         return self._mapped(lambda tensor: tensor.to(device, **options))
 
     def cpu(self) -> Prediction:
-        """Return it with its tensors on the CPU."""
+        """Return a copy with its tensors on the CPU."""
         return self.to("cpu")
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Prediction:
@@ -73,7 +73,7 @@ class Prediction:
         if not parts:
             raise ValueError("The loader is empty: there is nothing to predict.")
         if len(shapes := sorted({tuple(part.mean.shape[1:]) for part in parts})) > 1:
-            raise ValueError(f"Batches' predictions have one shape after the first dimension, not {shapes}: pad them.")
+            raise ValueError(f"Predictions of batches need the same shape after dimension 0, not {shapes}: pad them.")
         joined: dict[str, Any] = {}
         for name in (field.name for field in fields(cls)):
             values = [getattr(part, name) for part in parts]
@@ -82,10 +82,10 @@ class Prediction:
         return cls(**joined)
 
     def to_pandas(self, classes: Sequence[str] | None = None) -> Any:
-        """Return a table: class, confidence and entropies of every input, or the mean and its spread.
+        """Return a pandas table: class, confidence and entropies of every input, or the mean and its spread.
 
-        A row is an input, or a place in it (a token, a pixel), or one of its labels or outputs: the index says which.
-        `classes` names the classes, labels or outputs.
+        Each row is an input, a position in it (a token, a pixel), or one of its labels or outputs, as given by the
+        index. `classes` names the classes, labels or outputs.
         """
         try:
             import pandas
@@ -125,7 +125,7 @@ class Prediction:
 
 
 PLACES = {"token": ("token",), "segmentation": ("row", "column"), "multilabel": ("label",)}
-"""What the dimensions after the inputs' are, in a table's index."""
+"""Names of the dimensions after the first one, in a table's index."""
 
 
 def entropy(probs: Tensor, dim: int = 1) -> Tensor:
@@ -136,7 +136,7 @@ def entropy(probs: Tensor, dim: int = 1) -> Tensor:
 class Moments:
     """Mean, spread and expected entropy over draws, as running sums: memory does not grow with the draws.
 
-    By Chan's update for a chunk of draws: the same for any chunking, stable where E[f²] − E[f]² is not.
+    It uses Chan's update for a chunk of draws: the same for any chunking, and stable where E[f²] − E[f]² is not.
     """
 
     def __init__(self, task: Task) -> None:
@@ -144,7 +144,7 @@ class Moments:
         self.mean = self.square = self.entropies = self.noise = torch.zeros(())
 
     def update(self, values: Tensor) -> None:
-        """Take in draws of the predicted values (K, N, …): probabilities, a regression's outputs, or (μ, log σ²)."""
+        """Add draws of the predicted values (K, N, …): probabilities, a regression's outputs, or (μ, log σ²)."""
         if self.task == "gaussian":
             values, log_var = values.chunk(2, 2)
             self.noise = self.noise + log_var.exp().sum(0)
@@ -161,17 +161,17 @@ class Moments:
         self.count = total
 
     def take(self, keep: Tensor) -> None:
-        """Keep some of the inputs only."""
+        """Keep only the inputs in the mask `keep`."""
         self.mean, self.square = self.mean[keep], self.square[keep]
         self.entropies, self.noise = (each[keep] if each.ndim else each for each in (self.entropies, self.noise))
 
     def standard_error(self) -> Tensor:
-        """Compute the Monte-Carlo standard error of each input's predictive mean, the largest over its outputs (N,)."""
+        """Compute the Monte-Carlo standard error of each input's predictive mean (N,), the maximum over its outputs."""
         variance = self.square / max(self.count - 1, 1)
         return (variance / self.count).sqrt().reshape(len(variance), -1).amax(1)
 
     def result(self, precision: float | None) -> dict[str, Any]:
-        """Compute the fields of a `Prediction` that are made from moments."""
+        """Compute the fields of a `Prediction` from the moments."""
         variance, expected = self.square / self.count, self.entropies / self.count
         if self.task in CLASSES:
             total = entropy(self.mean, class_dim(self.task, self.mean, draws=0))
@@ -185,13 +185,13 @@ class Moments:
         else:
             noise = torch.full_like(variance, 1.0 / precision)
             expected = torch.full_like(variance, 0.5 * log(2 * pi * e / precision))
-        total = 0.5 * (log(2 * pi * e) + (variance + noise).log())  # a Gaussian's
+        total = 0.5 * (log(2 * pi * e) + (variance + noise).log())  # of a Gaussian
         found = prediction_fields(self.mean, variance + noise, total, expected, self.task)
         return {**found, "aleatoric": noise, "epistemic": variance}
 
 
 def _label_entropy(probs: Tensor) -> Tensor:
-    """Compute the entropy of each label by itself, there or not."""
+    """Compute the binary entropy of each label."""
     return torch.special.entr(probs) + torch.special.entr(1 - probs)
 
 
@@ -204,7 +204,7 @@ def prediction_fields(
 
 
 class Running:
-    """A batch on its way through the draws: the moments of those it has seen, and which of its inputs have stopped."""
+    """The state of one batch during the draws: the moments so far, and the inputs that have stopped."""
 
     def __init__(self, size: int, reading: Reading, precision: float | None, keep: bool) -> None:
         self.size, self.reading, self.precision, self.keep = size, reading, precision, keep
@@ -214,7 +214,7 @@ class Running:
         self._stopped: list[tuple[Tensor, Moments]] = []
 
     def take(self, outputs: Tensor) -> None:
-        """Take in what the network returns under some draws (K, N, …)."""
+        """Add the network's outputs under some draws (K, N, …)."""
         if outputs.shape[1:2] != (len(self.open),):
             raise ValueError(
                 f"The network returns a tensor of shape {tuple(outputs.shape[1:])} for {len(self.open)} inputs."
@@ -229,7 +229,7 @@ class Running:
             self._kept.append(values)
 
     def stop(self, tolerance: float) -> Tensor:
-        """Stop the inputs whose standard error is below the tolerance; return which of the open ones go on."""
+        """Stop the inputs whose standard error is below the tolerance; return which of the open ones continue."""
         going_on = self.moments.standard_error() >= tolerance
         if not bool(going_on.all()):
             stopped = copy(self.moments)
@@ -240,11 +240,11 @@ class Running:
         return going_on
 
     def result(self, strategy: str, each: bool) -> Prediction:
-        """Return the prediction, in the order of the inputs; with a number of draws for `each`, or one for all."""
+        """Return the prediction in the order of the inputs; `samples` is one number per input if `each` is true."""
         parts = self._stopped + ([(self.open, self.moments)] if len(self.open) else [])
         order = torch.cat([index for index, _ in parts]).argsort()
         fields, *others = (moments.result(self.precision) for _, moments in parts)
-        for name, value in fields.items() if others else ():  # to put them in order makes the host wait for a GPU
+        for name, value in fields.items() if others else ():  # reordering makes the host wait for a GPU
             if isinstance(value, Tensor):
                 fields[name] = torch.cat([value, *(part[name] for part in others)])[order.to(value.device)]
         sure = fields["mean"] if self.moments.task != "gaussian" else fields["mean"] + fields["aleatoric"]

@@ -1,6 +1,6 @@
-"""Stacking: weights for an ensemble's members, or for draws, under which held-out data are predicted best.
+"""Stacking: weights for the members of an ensemble, or for draws, that predict held-out data best.
 
-The reweighting that the patching paper names in its section 6, by stacking (Yao et al. 2018). Of all mixtures, the one
+This is the reweighting named in section 6 of the patching paper, by stacking (Yao et al. 2018). It finds the mixture
 with the highest log score: max_w 1/N Σ_n log Σ_s w_s p_s(y_n | x_n) over w ≥ 0, Σ_s w_s = 1, which is concave.
 """
 
@@ -26,8 +26,8 @@ from byov.prediction.strategies import Loop
 def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, iterations: int = 20_000) -> Tensor:
     """Find the weights (S,) of S predictives (S, N, C) that give the labels (N,) the highest mean log score.
 
-    By EM, w_s ← w_s · g_s with g_s = mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never lowers the score. It stops within
-    `tolerance` nats of the best there is: by concavity, the gap is at most max_s g_s − 1.
+    It uses EM, w_s ← w_s · g_s with g_s = mean_n p_s(y_n) / Σ_r w_r p_r(y_n), which never lowers the score. It stops
+    within `tolerance` nats of the optimum: by concavity, the gap is at most max_s g_s − 1.
     """
     if probs.ndim != 3 or labels.shape != probs.shape[1:2] or not labels.numel():
         found = f"{tuple(probs.shape)} and {len(labels)}"
@@ -41,7 +41,7 @@ def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, ite
     possible = at_label.amax(0) > 0
     if not possible.any():
         raise ValueError("Every label has probability 0 under every draw: there is nothing to stack.")
-    at_label = at_label[:, possible]  # what no draw can explain, no weights can
+    at_label = at_label[:, possible]  # labels that no draw can explain, no weights can
     weights = torch.full((len(probs),), 1.0 / len(probs), dtype=torch.float64, device=probs.device)
     for _ in range(iterations):
         gain = (at_label / (weights @ at_label)).mean(1)
@@ -53,14 +53,14 @@ def stacking_weights(probs: Tensor, labels: Tensor, tolerance: float = 1e-6, ite
 
 @dataclass(frozen=True)
 class Stacked:
-    """Draws of a model, held, and the weight of each; `stacked.predict(x)` is their mixture."""
+    """Stored draws of a model and their weights; `stacked.predict(x)` is their mixture."""
 
     model: BayesianModule
     noises: list[list[Noise]]
     weights: Tensor
 
     def predict(self, x: Tensor | Iterable[Any]) -> Prediction:
-        """Predict by the mixture: its mean, and its spread and entropies under the weights."""
+        """Predict with the mixture: its mean, spread and entropies under the weights."""
         parts = []
         for values in _values(self.model, x, self.noises):
             w = self.weights.to(values).view(-1, 1, 1)
@@ -79,9 +79,9 @@ def stack(
     generator: Generator | None = None,
     tolerance: float = 1e-6,
 ) -> Stacked:
-    """Fit `stacking_weights` on held-out data: over the members of an `Ensemble` of all weights, else over draws."""
+    """Fit `stacking_weights` on held-out data: for the members of an `Ensemble` of all weights, else for draws."""
     if not isinstance(model, BayesianModule):
-        raise TypeError(f"Stacking weighs the draws of a BayesianModule, not of {type(model).__name__}.")
+        raise TypeError(f"Stacking takes a BayesianModule, not {type(model).__name__}.")
     if samples < 1:
         raise ValueError(f"Stacking needs at least one draw, not {samples}.")
     noises = _members(model) or [model.noise(generator) for _ in range(samples)]
@@ -92,13 +92,13 @@ def stack(
     if labels.shape != probs.shape[1:2]:
         raise ValueError(f"Stacking takes one label for each of {probs.shape[1]} inputs, not {tuple(labels.shape)}.")
     weights = stacking_weights(probs, labels.cpu(), tolerance)
-    weights = torch.where(weights < 1e-4, 0.0, weights)  # no draw is computed again for nothing
+    weights = torch.where(weights < 1e-4, 0.0, weights)  # drop draws that contribute nothing
     kept = weights.nonzero()[:, 0].tolist()
     return Stacked(model, [noises[i] for i in kept], weights[kept] / weights.sum())
 
 
 def _members(model: BayesianModule) -> list[list[Noise]] | None:
-    """Return a draw for each member where the posterior is one explicit ensemble without further noise; else None."""
+    """Return a draw for each member if the posterior is one explicit ensemble without further noise; else None."""
     factor, *others = model.factors
     family = factor.family
     if others or not isinstance(family, Ensemble) or family.sigma > 0:

@@ -1,4 +1,4 @@
-"""Ways to go through draws: one after the other, or batched. A random last layer has a file of its own: `head`."""
+"""Ways to run draws: one after the other, or batched. A random last layer is in `head`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from byov.prediction.resident import Resident
 
 Strategy = Literal["auto", "loop", "vmap"]
 
-TOGETHER = 1 << 22  # elements of the outputs that a loop gives at once: taking in each draw alone is a dozen kernels
+TOGETHER = 1 << 22  # elements of the outputs that a loop returns at once: adding one draw takes a dozen kernels
 CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}  # elements of the weights, or of the inputs, of the draws that vmap batches
 
 
 class Loop:
-    """One draw after the other, as a loop by hand; without resident weights, a plain network's one pass."""
+    """Run one draw after the other; without resident weights, run the single pass of a plain network."""
 
     strategy, chunk = "loop", 8
 
@@ -36,14 +36,14 @@ class Loop:
         self.model, self.x, self.reading, self.resident, self.generator = model, x, reading, resident, generator
         self.net = model if resident is None else resident.net
         self.known = resident is None or known(resident.modules or self.net.modules())
-        self._copy = resident is not None  # a network may write into its inputs: in the first pass or never, if known
+        self._copy = resident is not None  # a network may write into its inputs; known ones in the first pass or never
 
     def __call__(self, count: int) -> Tensor:
-        """Return the network's outputs under the next draws (K, N, …), fewer than asked for where they are large."""
+        """Return the network's outputs under the next draws (K, N, …), fewer than `count` if they are large."""
         out = self.under(self.noise())
         outputs = out.new_empty(min(count, max(1, TOGETHER // max(out.numel(), 1))), *out.shape)
         outputs[0] = out
-        del out  # CUDA graphs give every pass the same memory, as long as nobody holds it
+        del out  # CUDA graphs reuse the memory of a pass only if nothing refers to it
         for i in range(1, len(outputs)):
             outputs[i] = self.under(self.noise())
         return outputs
@@ -65,18 +65,18 @@ class Loop:
         return out
 
     def select(self, keep: Tensor) -> None:
-        """Keep some of the inputs only."""
+        """Keep only the inputs in the mask `keep`."""
         self.x = kept(self.x, keep)
 
 
 class Vmap(Loop):
-    """Draws batched by torch.vmap, on contiguous inputs (all it knows); unknown code is compared with its passes."""
+    """Batch draws by torch.vmap, on contiguous inputs (as it requires); unknown code is compared with single passes."""
 
     strategy = "vmap"
 
     @property
     def chunk(self) -> int:  # type: ignore[override]
-        """Return how many draws to batch."""
+        """Return the number of draws to batch."""
         weights = sum(factor.layout.numel for factor in self.model.factors)
         largest = max(weights, sum(tensor.numel() for tensor in tensors_of(self.x)))
         return max(1, CHUNK.get(device_of(self.model).type, 1 << 23) // largest)
@@ -93,7 +93,7 @@ class Vmap(Loop):
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RuntimeError(f"torch.vmap cannot batch this network ({reason}): use strategy='loop'.") from error
         if not same or before != after:
-            raise RuntimeError("The network is random, or changes from pass to pass: use strategy='loop', not 'vmap'.")
+            raise RuntimeError("The network is random, or changes between passes: use strategy='loop', not 'vmap'.")
         return outputs
 
     def _one(self, noise: list[Noise]) -> Tensor:
@@ -106,13 +106,13 @@ class Vmap(Loop):
 
 
 def members(model: BayesianModule | None) -> list[list[Noise]]:
-    """Return the noise that chooses each member of an explicit ensemble; refuse where they are not all as likely."""
+    """Return the noise that selects each member of an explicit ensemble; raise if they are not equally likely."""
     factors = [] if model is None else model.factors
     family = factors[0].family if len(factors) == 1 else None
     if not isinstance(family, Ensemble) or family.learn_probs or family.sigma > 0 or len(set(family.mixing)) > 1:
         raise ValueError(
             "samples='members' is for one explicit ensemble of members that are equally likely, such as"
-            " byov.from_checkpoints makes: give a number of draws."
+            " byov.from_checkpoints makes: pass a number of draws."
         )
     where = factors[0].roles["components"].device
     return [[{"z": torch.tensor([i], device=where)}] for i in range(family.k)]
@@ -120,9 +120,9 @@ def members(model: BayesianModule | None) -> list[list[Noise]]:
 
 @contextmanager
 def _batching() -> Iterator[None]:
-    """Prepare torch for vmap: an operation without a batching rule runs draw by draw, and nobody need be warned."""
+    """Prepare torch for vmap: operations without a batching rule run draw by draw, without a warning."""
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # attention in one operation has no such rule, in several it has
+    torch.backends.mha.set_fastpath_enabled(False)  # fused attention has no such rule; its separate operations do
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")

@@ -1,9 +1,10 @@
 """Find the units of a network that can be removed: attention heads, and the hidden units between two layers.
 
-    layer → what acts on each unit by itself (activation, dropout, BatchNorm, pooling) → layer
+    layer → operations on each unit separately (activation, dropout, BatchNorm, pooling) → layer
 
-A unit's weights are then a row of the first layer and a column of the second one; of a head, the rows of its query, key
-and value and the columns of the output layer. Nothing else reads the unit, so that removing it changes no other shape.
+The weights of a unit are a row of the first layer and a column of the second; those of a head are the rows of its
+query, key and value and the columns of the output layer. Nothing else reads the unit, so removing it changes no other
+shape.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ _TIMM_MLP = "timm.layers.mlp.Mlp"
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of one parameter (or buffer) that belongs to each unit: `index[u]` are its places along `dim`."""
+    """The part of one parameter (or buffer) that belongs to each unit: `index[u]` are its positions along `dim`."""
 
     name: str
     dim: int
     index: Tensor
 
     def per_unit(self, values: Tensor) -> Tensor:
-        """Sum the values (of the parameter's shape) that belong to each unit."""
+        """Sum the values of each unit; `values` has the parameter's shape."""
         along = values.movedim(self.dim, 0).flatten(1).sum(1) if values.ndim > 1 else values
         return along[self.index.to(along.device)].sum(1)
 
     def places(self, units: Tensor) -> Tensor:
-        """Mark where the parameter's own index along `dim` belongs to one of these units (a mask over units)."""
+        """Return a mask of the positions along `dim` that belong to the given units (a mask over units)."""
         found = torch.zeros(int(self.index.max()) + 1, dtype=torch.bool)
         found[self.index[units.cpu()].flatten()] = True
         return found
@@ -51,18 +52,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Units that can go one by one."""
+    """Units that can be removed one by one."""
 
     kind: Kind
     name: str
-    """Of the module, or of the first layer."""
+    """Name of the module, or of the first layer."""
     units: int
     inside: tuple[Part, ...]
-    """The parameters that make the unit."""
+    """The parameters that compute the unit."""
     out: tuple[Part, ...]
-    """The weights that read it; where they are all 0, nothing uses it."""
+    """The weights that read the unit; if they are all 0, it is not used."""
     beside: tuple[Part, ...] = ()
-    """Tensors that go with it but are neither: BatchNorm's scale, shift and statistics."""
+    """Other tensors of the unit: BatchNorm's scale, shift and statistics."""
 
     @property
     def weights(self) -> tuple[Part, ...]:
@@ -74,11 +75,11 @@ class Block:
 
 
 def find_blocks(net: nn.Module) -> list[Block]:
-    """List the blocks of a plain network, in its order.
+    """List the blocks of a plain network, in the network's order.
 
-    Known are timm's `Attention` and `Mlp` (so its ViTs and ours), `nn.TransformerEncoderLayer`'s two linear layers, and
-    neighbours in an `nn.Sequential`: Linear → Linear, Conv2d → Conv2d, and Conv2d → pooled and flattened → Linear. A
-    layer or weight that occurs twice is left alone.
+    Supported are timm's `Attention` and `Mlp` (so its ViTs and ours), the two linear layers of
+    `nn.TransformerEncoderLayer`, and neighbours in an `nn.Sequential`: Linear → Linear, Conv2d → Conv2d, and Conv2d →
+    pooled and flattened → Linear. Layers and weights that occur twice are skipped.
     """
     modules = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
     tensors = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
@@ -112,7 +113,7 @@ def _of(module: nn.Module, prefix: str) -> Iterator[Block]:
 
 
 def _attention(module: Any, prefix: str) -> Iterator[Block]:
-    # Without `attn_dim` (before timm 1.0.2x) its output is reshaped to the input's width, whatever the heads.
+    # Without `attn_dim` (before timm 1.0.2x) its output is reshaped to the input's width, whatever the number of heads.
     heads, width = module.num_heads, module.head_dim
     if not hasattr(module, "attn_dim") or not isinstance(module.norm, nn.Identity):
         return
@@ -130,7 +131,7 @@ def _pair(
     between: dict[str, nn.Module],
     second: tuple[str, nn.Module],
 ) -> Iterator[Block]:
-    """Yield the units between two layers, if all that lies between acts on each of them by itself."""
+    """Yield the units between two layers, if all modules in between act on each unit separately."""
     (name, one), (after, two) = first, second
     if not _plain(one) or not _plain(two):
         return
@@ -150,7 +151,7 @@ def _pair(
 
 
 def _plain(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """Tell if it is a layer whose weight has units in its rows and their readers in its columns."""
+    """Return whether this is a layer whose weight has its output units as rows and its input units as columns."""
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 

@@ -1,4 +1,4 @@
-"""Put the masks of `torch.nn.utils.prune` on a network, find them again, make them permanent."""
+"""Add masks of `torch.nn.utils.prune` to a network, find them, make them permanent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.utils import prune as masks
 
 
 class Layer(NamedTuple):
-    """A pruned tensor: its name in the network, how many weights it has and how many of them are masked."""
+    """A pruned tensor: its name in the network, its number of weights, and how many of them are masked."""
 
     name: str
     weights: int
@@ -18,12 +18,12 @@ class Layer(NamedTuple):
 
 
 def layers(net: nn.Module) -> list[Layer]:
-    """List the pruned tensors of a network; a tied one once."""
+    """List the pruned tensors of a network, each tied one once."""
     return [Layer(name, mask.numel(), int((mask == 0).sum())) for name, _, mask in masked_tensors(net)]
 
 
 def masked_tensors(net: nn.Module) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
-    """List the (name, original, mask) of each pruned tensor; a tied one once, it has one original and one mask."""
+    """List the (name, original, mask) of each pruned tensor; a tied one, with its one original and mask, only once."""
     found: dict[int, tuple[str, nn.Parameter, Tensor]] = {}
     for prefix, module in net.named_modules():
         for leaf in masked(module):
@@ -33,7 +33,7 @@ def masked_tensors(net: nn.Module) -> Iterable[tuple[str, nn.Parameter, Tensor]]
 
 
 def mask(places: list[tuple[str, nn.Module]], keep: Tensor) -> None:
-    """Mask a parameter in each module that holds it; `weight_orig` stays one parameter, and the mask is one buffer."""
+    """Mask a parameter in each module that holds it; all share one parameter `weight_orig` and one mask buffer."""
     first: Tensor | None = None
     for module, leaf in dict.fromkeys((module, name.rpartition(".")[2]) for name, module in places):
         masks.custom_from_mask(module, leaf, keep)
@@ -49,7 +49,7 @@ def masked(module: nn.Module) -> Iterator[str]:
 
 
 def renew_output(attention: nn.Module, inputs: Any) -> None:
-    """Apply the masks of an attention's output layer, which it reads without calling that layer's own hook."""
+    """Apply the masks of an attention's output layer, whose weights are read without calling that layer's hook."""
     output: Any = attention.out_proj
     for hook in list(output._forward_pre_hooks.values()):
         if isinstance(hook, masks.BasePruningMethod):
@@ -57,7 +57,7 @@ def renew_output(attention: nn.Module, inputs: Any) -> None:
 
 
 def hold_output_masks(net: nn.Module) -> nn.Module:
-    """Hold the masks of attention layers' output weights; the last step of masking a network."""
+    """Keep the masks of attention layers' output weights applied; this is the last step of masking a network."""
     for module in net.modules():
         if isinstance(module, nn.MultiheadAttention) and masks.is_pruned(module.out_proj):
             module.register_forward_pre_hook(renew_output)
@@ -65,7 +65,7 @@ def hold_output_masks(net: nn.Module) -> nn.Module:
 
 
 def make_permanent(net: nn.Module) -> nn.Module:
-    """Multiply the masks in, take them off, and return the network itself; tied weights stay tied."""
+    """Apply the masks, remove them, and return the network itself; tied weights stay tied."""
     for module in net.modules():
         for leaf in list(masked(module)):
             masks.remove(module, leaf)

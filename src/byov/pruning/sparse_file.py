@@ -1,7 +1,7 @@
-"""A pruned network as a safetensors file: a tensor with many zeros as one bit per weight and the values that are not 0.
+"""A pruned network as a safetensors file: a tensor with many zeros is stored as one bit per weight and its values ≠ 0.
 
-Its metadata holds, as JSON under "byov", the tree {kind, about, state}, in which {"$tensor": name} stands for a tensor
-of the file and {shape, bits, values} for a packed one. That is the format of a checkpoint, which reads it too.
+The metadata holds, as JSON under "byov", the tree {kind, about, state}. In it, {"$tensor": name} stands for a tensor of
+the file and {shape, bits, values} for a packed one. This is the checkpoint format, so checkpoint code reads it too.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from byov.pruning.structured import shaped_like
 
 _KIND = "byov sparse weights"
 _ENTRY = 200
-"""About the bytes that one more tensor takes in a safetensors header: packing has to save more than that."""
+"""Approximate bytes that another tensor takes in a safetensors header: packing has to save more than that."""
 
 
 @torch.no_grad()
 def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str, Any] | None = None) -> None:
-    """Write a pruned network to a safetensors file, its zeros packed.
+    """Write a pruned network to a safetensors file, with its zeros packed.
 
-    A tensor takes n/8 bytes and 4 per weight that is left, in float32; one for which that would be no smaller is stored
-    as it is. Masks are applied, so that the names are the plain network's; −0 becomes 0. A tied weight is stored once.
-    `about`, plain values that JSON knows, is kept beside the tensors.
+    A float32 tensor takes n/8 bytes plus 4 per remaining weight; if that is not smaller, it is stored unpacked. Masks
+    are applied, so the names are those of the plain network; −0 becomes 0. A tied weight is stored once. `about`, plain
+    JSON values, is stored with the tensors.
     """
-    _check_plain(module, "save_sparse takes a plain network, as prune gives it")
+    _check_plain(module, "save_sparse takes a plain network, as prune returns it")
     tensors: dict[str, Tensor] = {}
 
     def stored_tree(value: Any, name: str) -> Any:
-        """Put tensors into the file and return the tree with their names."""
+        """Collect the tensors for the file and return the tree with their names."""
         if isinstance(value, dict):
             return {key: stored_tree(part, f"{name}/{key}") for key, part in value.items()}
         if not isinstance(value, Tensor):
             return value
-        while name in tensors:  # names only tell people where a tensor was
+        while name in tensors:  # names are only informative
             name += "'"
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"$tensor": name}
 
-    stored: dict[int, Any] = {}  # ties are one object here, and so stay one in the file
+    stored: dict[int, Any] = {}  # ties are one object here, and one tensor in the file
     state: dict[str, Any] = {}
     for name, value in _masked_state(module).items():
         if id(value) not in stored:
@@ -60,17 +60,17 @@ def save_sparse(module: nn.Module, path: str | os.PathLike[str], about: dict[str
         state[name] = stored[id(value)]
     tree = json.dumps({"kind": _KIND, "about": about or {}, "state": state}, separators=(",", ":"))
     with replacing(Path(path)) as fresh:
-        fresh.write_bytes(save(tensors, {"byov": tree}))  # by `save_file`, no one else could read it
+        fresh.write_bytes(save(tensors, {"byov": tree}))  # `save_file` would make it unreadable for others
 
 
 def load_sparse(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
-    """Load what `save_sparse` wrote into a plain network of its kind; `net` is filled and returned, without masks.
+    """Load a file of `save_sparse` into a plain network of the same kind; return `net`, filled and without masks.
 
-    For a network from which heads or units were removed, give `net` as it was before that; it loses as many.
+    If heads or units were removed from the saved network, pass `net` as it was before; it is cut to the same size.
     """
     _check_plain(net, "load_sparse fills a plain network")
     if masks.is_pruned(net):
-        raise ValueError("The network to fill has masks: load_sparse fills one that was not pruned.")
+        raise ValueError("The network to fill has masks: load_sparse fills a network that was not pruned.")
     tree = _read(path)
     state = {name: _unpack(value, path) for name, value in tree["state"].items()}
     smaller = bool(tree["about"].get("groups"))
@@ -91,7 +91,7 @@ def _check_plain(net: object, sentence: str) -> None:
 
 
 def _read(path: str | os.PathLike[str]) -> Any:
-    """Return the tree of the file with its tensors in place."""
+    """Return the tree of the file with its tensors filled in."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file of sparse weights at {path}.")
     try:
@@ -101,7 +101,7 @@ def _read(path: str | os.PathLike[str]) -> Any:
                 raise ValueError(f"{path} is a safetensors file, but not one of sparse weights.")
             return _with_tensors(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or no safetensors file: {error}.") from None
+        raise ValueError(f"{path} is damaged, or not a safetensors file: {error}.") from None
 
 
 def _with_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
@@ -111,7 +111,7 @@ def _with_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _masked_state(net: nn.Module) -> dict[str, Any]:
-    """Return the state with masks multiplied in, under the plain network's names; tied weights are one object."""
+    """Return the state with masks applied, under the plain network's names; tied weights are one object."""
     modules = net.named_modules(remove_duplicate=False)
     covered = {f"{prefix}.{leaf}" if prefix else leaf for prefix, module in modules for leaf in masked(module)}
     state, applied = net.state_dict(keep_vars=True), {}
@@ -128,7 +128,7 @@ def _masked_state(net: nn.Module) -> dict[str, Any]:
 
 
 def _pack(value: Any) -> Any:
-    """Pack a tensor as its values that are not 0 and a bit per weight, the first in the lowest; if that is smaller."""
+    """Pack a tensor, if that is smaller, as its non-zero values and one bit per weight, lowest bit first."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize == 1:
         return value
     flat = value.detach().cpu().flatten()

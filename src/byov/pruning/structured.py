@@ -1,11 +1,12 @@
-"""Structured pruning: whole heads and units go, and what is left is a smaller dense network, faster everywhere.
+"""Structured pruning: remove whole heads and units, which leaves a smaller dense network that is faster everywhere.
 
 A group of weights G (a head, a unit) is ranked by its signal-to-noise ratio
 
     SNR(G) = √(Σ μ² / Σ σ²)   over the weights of G that have a posterior,
 
-the root mean square of its means over that of its deviations. It has no unit and does not grow with the group, so that
-layers of any width compare; for a group of one weight it is the |μ|/σ of section 4.4. By magnitude it is √(mean μ²).
+the root mean square of its means divided by that of its standard deviations. It is dimensionless and does not grow with
+the group, so layers of any width can be compared; for a group of one weight it is the |μ|/σ of section 4.4. By
+magnitude the score is √(mean μ²).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from byov.pruning.masks import hold_output_masks, make_permanent, mask
 from byov.pruning.unstructured import By, Scope, check, check_ordered, lowest, plain_copy
 
 Pick = Callable[[Block], bool] | None
-"""Chooses the blocks to prune; None is all of them."""
+"""A function that selects the blocks to prune; None selects all."""
 
 
 @torch.no_grad()
@@ -33,15 +34,16 @@ def prune_groups(
     """Return the plain network at the posterior mean without a share of its heads and units: smaller, dense, no masks.
 
     Args:
-        model: a BayesianModule, or by magnitude any network, with blocks that `find_blocks` knows. It is left as it is.
-        heads: the share of attention heads that goes, in [0, 1); 0 leaves them alone.
-        units: the share of hidden units that goes, likewise.
+        model: a BayesianModule, or by magnitude any network, with blocks that `find_blocks` supports. It is not
+            changed.
+        heads: the share of attention heads to remove, in [0, 1); 0 removes none.
+        units: the share of hidden units to remove, in [0, 1).
         by: "snr" or "magnitude"; see above.
-        scope: "layer" takes round(share · n) of the n groups of every block, "global" of all of a kind together. One
-            group of a block always stays.
+        scope: "layer" removes round(share · n) of the n groups of every block, "global" of all groups of a kind
+            together. At least one group of each block stays.
         where: which blocks; all by default.
 
-    Its outputs are those of `mask_groups` with the same arguments, up to the order of sums.
+    The outputs equal those of `mask_groups` with the same arguments, up to the order of sums.
 
     Example:
         >>> model = byov.bayesianize(byov.models.create("vit-nano/4", 10), byov.Gaussian())
@@ -59,7 +61,7 @@ def prune_groups(
 def mask_groups(
     model: nn.Module, heads: float = 0.5, units: float = 0.5, by: By = "snr", scope: Scope = "layer", where: Pick = None
 ) -> nn.Module:
-    """Mask what `prune_groups` removes, by `torch.nn.utils.prune`: to be fine-tuned, and then given to `shrink`."""
+    """Mask what `prune_groups` would remove, by `torch.nn.utils.prune`: fine-tune the result, then call `shrink`."""
     net, keep = _ranked_units(model, heads, units, by, scope, where)
     ones: dict[str, Tensor] = {}
     for block, kept in keep:
@@ -76,25 +78,25 @@ def mask_groups(
 
 @torch.no_grad()
 def shrink(net: nn.Module) -> nn.Module:
-    """Return a smaller dense copy of a pruned network, without the heads and units that nothing reads any more.
+    """Return a smaller dense copy of a pruned network, without the heads and units that are no longer used.
 
-    Those are the ones whose outgoing weights are all 0, whatever tool made them so: the outputs stay the same. Masks
-    become permanent; zeros within a group that stays remain zeros.
+    These are the ones whose outgoing weights are all 0, whatever tool pruned them: the outputs stay the same. Masks
+    become permanent; zeros within remaining groups stay zeros.
     """
     if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
-        raise TypeError(f"shrink takes a plain network, as prune and mask_groups give it, not {type(net).__name__}.")
+        raise TypeError(f"shrink takes a plain network, as prune and mask_groups return it, not {type(net).__name__}.")
     small = make_permanent(_deepcopy(net))
     for block in _blocks(small):
         used = torch.stack([part.per_unit(small.get_parameter(part.name).abs()) for part in block.out]).sum(0) != 0
         if not used.any():
-            used[0] = True  # a layer of no units has no outputs; its one zero reads the same
+            used[0] = True  # a layer cannot be empty; one unit that is not used changes nothing
         _cut(small, block, used.cpu())
     return small
 
 
 @torch.no_grad()
 def shaped_like(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Cut the blocks of the network itself to the sizes in a smaller one's state, which can then be loaded."""
+    """Cut the blocks of the network in place to the sizes in a smaller network's state, which can then be loaded."""
     for block in find_blocks(net):
         part = block.out[0]
         if part.name in state:
@@ -123,7 +125,7 @@ def _scores(block: Block, mean: dict[str, Tensor], deviation: dict[str, Tensor] 
         return (_total(block.weights, mean) / count).sqrt()
     covered = tuple(part for part in block.weights if part.name in deviation)
     if not covered:
-        raise ValueError(f"No weight of {block.name} has a posterior, so its {block.kind} have no σ to be pruned by.")
+        raise ValueError(f"No weight of {block.name} has a posterior, so its {block.kind} have no σ to prune by.")
     signal, noise = _total(covered, mean), _total(covered, deviation)
     return torch.where(signal == 0, 0.0, (signal / noise).sqrt())
 
@@ -136,7 +138,7 @@ def _total(parts: Iterable[Part], values: dict[str, Tensor]) -> Tensor:
 def _ranked_units(
     model: nn.Module, heads: float, units: float, by: By, scope: Scope, where: Pick
 ) -> tuple[nn.Module, list[tuple[Block, Tensor]]]:
-    """Return the plain network, and for each block which units stay."""
+    """Return the plain network, and for each block a mask of the units that stay."""
     for share in (heads, units):
         check(model, share, by, scope)
     net = plain_copy(model)
@@ -156,12 +158,12 @@ def _ranked_units(
         asked = " or ".join(kind for kind, share in shares.items() if share)
         attention = any(isinstance(module, nn.MultiheadAttention) for module in net.modules())
         why = "; nn.MultiheadAttention cannot run with fewer heads" if heads and attention else ""
-        raise ValueError(f"There is nothing to remove: the network has no {asked} that find_blocks knows{why}.")
+        raise ValueError(f"There is nothing to remove: the network has no {asked} that find_blocks supports{why}.")
     return net, keep
 
 
 def _units_that_stay(scores: list[Tensor], share: float, scope: Scope) -> list[Tensor]:
-    """Mark the units that stay: all but a share of each block, or of all blocks, and at least one of each."""
+    """Mark the units that stay: all except a share of each block or of all blocks together, and at least one each."""
     if scope == "layer":
         return [~lowest(score, score, min(round(share * len(score)), len(score) - 1)) for score in scores]
     for score in scores:
@@ -175,14 +177,14 @@ def _blocks(net: nn.Module) -> list[Block]:
     found = find_blocks(net)
     if not found:
         raise ValueError(
-            "The network has no heads or units that can be removed: known are timm's Attention and Mlp, "
+            "The network has no heads or units that can be removed: supported are timm's Attention and Mlp, "
             "nn.TransformerEncoderLayer, and linear or convolutional layers in a row in an nn.Sequential."
         )
     return found
 
 
 def _deepcopy(net: nn.Module) -> nn.Module:
-    """Copy also a network that was called with gradients on, whose masked weights torch would not copy."""
+    """Deep-copy a network, even if it was called with gradients on, when torch refuses to copy its masked weights."""
     memo: dict[int, object] = {}
     for module in net.modules():
         for tensor in vars(module).values():
@@ -192,7 +194,7 @@ def _deepcopy(net: nn.Module) -> nn.Module:
 
 
 def _cut(net: nn.Module, block: Block, keep: Tensor) -> None:
-    """Remove the units that do not stay from every tensor that knows them, and tell the modules their new sizes."""
+    """Remove the other units from all tensors of the block, and update the sizes stored in the modules."""
     for part in block.parts:
         path, _, leaf = part.name.rpartition(".")
         module = net.get_submodule(path)

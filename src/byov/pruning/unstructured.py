@@ -1,7 +1,7 @@
 """Pruning of single weights: zeros where |μ|/σ (Graves; Blundell et al.) or |μ| is smallest, per layer or globally.
 
-Or at random, which shows what any ranking is worth. At once without retraining, or gradually: remove a few weights,
-fine-tune the rest with the masks held, and repeat.
+Random pruning is a baseline for any ranking. Prune at once without retraining, or gradually: remove a few weights,
+fine-tune the rest with the masks in place, and repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Scope = Literal["layer", "global"]
 
 
 def weights(name: str, module: nn.Module, parameter: Tensor) -> bool:
-    """Match what is pruned by default: tensors of two dimensions or more, but no bias and no normalisation layer.
+    """Match the tensors pruned by default: two or more dimensions, not a bias and not in a normalisation layer.
 
     These are weights of linear layers, convolutions, attention and recurrent layers, embeddings, and a ViT's tokens.
     """
@@ -43,23 +43,23 @@ def prune(
     where: Predicate = weights,
     seed: int = 0,
 ) -> nn.Module:
-    """Return the plain network at the posterior mean, without the share `sparsity` of its weights.
+    """Return the plain network at the posterior mean, with a share `sparsity` of its weights set to zero.
 
-    Section 4.4 of the BYOV paper: single weights of least |μ|/σ go, without retraining. The masks are those of
-    `torch.nn.utils.prune`, whose `is_pruned` and `remove` work on the result; tied weights share one mask.
+    Section 4.4 of the BYOV paper: the single weights with the smallest |μ|/σ are removed, without retraining. The masks
+    are those of `torch.nn.utils.prune`, whose `is_pruned` and `remove` work on the result; tied weights share one mask.
 
     Args:
         model: a BayesianModule, of which only weights with a posterior are pruned; or by magnitude any network. It is
-            copied, and left as it is.
-        sparsity: the share of zeros, in [0, 1). Exactly round(sparsity · n) of n weights go; of equal ones those of
-            least |μ| first, then the first.
-        by: "snr", |μ|/σ, infinite where σ is 0; "magnitude", |μ|; or "random", which weights of any size are equally
-            likely to go by.
-        scope: "layer" prunes that share of every tensor, "global" of all of them together.
+            copied and not changed.
+        sparsity: the share of zeros, in [0, 1). Exactly round(sparsity · n) of n weights are removed; of equal ones
+            first those with the smallest |μ|, then the first ones.
+        by: "snr", |μ|/σ, infinite where σ is 0; "magnitude", |μ|; or "random", where all weights are equally likely to
+            be removed.
+        scope: "layer" prunes this share of every tensor, "global" of all tensors together.
         where: which tensors, a predicate (name, module, parameter) -> bool; see `weights`.
-        seed: of "random". The weights that go at one sparsity go at every higher one too.
+        seed: for "random". Weights removed at one sparsity are also removed at every higher one.
 
-    `copy.deepcopy` takes the result until it has been called with gradients on; then torch wants `remove` first.
+    `copy.deepcopy` works on the result until it is called with gradients on; after that torch requires `remove` first.
 
     Example:
         >>> net = byov.prune(byov.bayesianize(nn.Linear(4, 2), byov.Gaussian()), 0.75)
@@ -76,14 +76,14 @@ def prune(
         if (covered is None or places[0][0] in covered) and any(where(name, m, parameter) for name, m in places)
     ]
     if not chosen:
-        which = "is there" if posterior is None else "has a posterior"
-        raise ValueError(f"There is nothing to prune: no weight that `where` takes {which}.")
+        which = "exists" if posterior is None else "has a posterior"
+        raise ValueError(f"There is nothing to prune: no weight that `where` selects {which}.")
     scores = magnitudes = [parameter.abs().flatten() for parameter, _ in chosen]
     if by == "snr" and posterior is not None:
         snr = posterior.snr()
         scores = [snr[places[0][0]].flatten() for _, places in chosen]
     if by == "random":
-        chance = torch.Generator().manual_seed(seed)  # in float64, which has no equal numbers for a magnitude to order
+        chance = torch.Generator().manual_seed(seed)  # float64 has no ties that the magnitude would break
         scores = [torch.rand(len(m), generator=chance, dtype=torch.float64).to(m.device) for m in magnitudes]
     for score, (_, places) in zip(scores, chosen, strict=True):
         check_ordered(score, places[0][0])
@@ -103,7 +103,7 @@ def sweep(
     where: Predicate = weights,
     seed: int = 0,
 ) -> list[tuple[float, float]]:
-    """Return (sparsity, evaluate(the network pruned to it, in eval mode)) for each: the curve of Figure 4, left."""
+    """Return (sparsity, evaluate(pruned network in eval mode)) for each sparsity: the curve of Figure 4, left."""
     wanted = list(sparsities)
     for sparsity in wanted:
         check(model, sparsity, by, scope, get_args(Ranking))
@@ -111,7 +111,7 @@ def sweep(
 
 
 def cubic(sparsity: float, rounds: int) -> list[float]:
-    """Return s·(1 − (1 − t/n)³) for t = 1 … n: many weights go at first, few at the end (Zhu and Gupta, 2017)."""
+    """Return s·(1 − (1 − t/n)³) for t = 1 … n: many weights at first, few at the end (Zhu and Gupta, 2017)."""
     return [sparsity * (1 - (1 - t / rounds) ** 3) for t in range(1, rounds + 1)]
 
 
@@ -128,18 +128,18 @@ def prune_gradually(
 ) -> nn.Module:
     """Return the plain network, pruned in `rounds` steps with `fine_tune(net)` after each; zeros stay zeros.
 
-    The network handed to `fine_tune` is plain, in train mode, and has `torch.nn.utils.prune` masks: gradients reach
-    only what is left, in whatever loop. It is the same object with the same parameters at every call, so that one
-    optimizer may serve all rounds. By SNR, later rounds rank by |w|/σ with the weight w as it is by then and σ as the
-    posterior has it: a few steps do not unlearn what the data said of a weight's precision.
+    The network passed to `fine_tune` is plain, in train mode, and has `torch.nn.utils.prune` masks: in any training
+    loop, gradients reach only the remaining weights. It is the same object with the same parameters at every call, so
+    one optimizer can be used for all rounds. By SNR, later rounds rank by |w|/σ with the current weight w and the σ of
+    the posterior: a few steps do not change what the data determined about a weight's precision.
 
     Args:
-        model: as for `prune`; it is left as it is.
-        fine_tune: trains the network it is given, for as long as it likes.
+        model: as for `prune`; it is not changed.
+        fine_tune: a function that trains the given network, for any number of steps.
         sparsity: the share of zeros at the end.
-        rounds: the number of steps to it; 1 is `prune` and one fine-tuning.
+        rounds: the number of pruning steps; 1 is `prune` and one fine-tuning.
         by, scope, where: as for `prune`.
-        schedule: (sparsity, rounds) -> the sparsity of each round, rising.
+        schedule: (sparsity, rounds) -> the increasing sparsities of the rounds.
         report: called with (sparsity, net) after each fine-tuning.
 
     Example:
@@ -150,7 +150,7 @@ def prune_gradually(
         raise ValueError(f"Gradual pruning takes at least one round, not {rounds!r}.")
     steps = schedule(sparsity, rounds)
     if not steps or any(b < a for a, b in pairwise(steps)) or not 0 <= steps[0] <= steps[-1] < 1:
-        raise ValueError(f"A schedule's sparsities rise within [0, 1), unlike {steps}.")
+        raise ValueError(f"A schedule's sparsities increase within [0, 1), unlike {steps}.")
     net = prune(model, steps[0], by, scope, where)
     deviation = model.std() if by == "snr" and isinstance(model, BayesianModule) else None
     for i, step in enumerate(steps):
@@ -165,7 +165,7 @@ def prune_gradually(
 
 @torch.no_grad()
 def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dict[str, Tensor] | None) -> None:
-    """Enlarge the masks of a network to a sparsity; what is masked already goes first."""
+    """Extend the masks of a network to a sparsity; weights that are already masked rank lowest."""
     found = list(masked_tensors(net))
     scores, magnitudes = [], []
     for name, original, keep in found:
@@ -181,13 +181,13 @@ def _prune_further(net: nn.Module, sparsity: float, scope: Scope, deviation: dic
 
 
 def check(model: nn.Module, sparsity: float, by: str, scope: str, allowed: tuple[str, ...] = get_args(By)) -> None:
-    """Refuse what cannot be pruned, before anything is copied."""
+    """Raise if the model cannot be pruned in this way, before anything is copied."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"prune takes a torch.nn.Module, not {type(model).__name__}.")
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity < 1:
         raise ValueError(f"A sparsity is at least 0 and below 1, not {sparsity!r}.")
     if by not in allowed:
-        raise ValueError(f"What is pruned here is ranked by {' or '.join(allowed)}, not by {by!r}.")
+        raise ValueError(f"Pruning here ranks by {' or '.join(allowed)}, not by {by!r}.")
     if scope not in get_args(Scope):
         raise ValueError(f"The scope of pruning is layer or global, not {scope!r}.")
     if by == "snr" and not isinstance(model, BayesianModule):
@@ -197,22 +197,22 @@ def check(model: nn.Module, sparsity: float, by: str, scope: str, allowed: tuple
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
         raise ValueError("The network has lazy parameters without a shape: call it once before pruning.")
     if masks.is_pruned(model):
-        raise ValueError("The network is pruned already: make that permanent first, with torch.nn.utils.prune.remove.")
+        raise ValueError("The network is already pruned: make that permanent first, with torch.nn.utils.prune.remove.")
 
 
 def check_ordered(scores: Tensor, name: str) -> None:
-    """Refuse to rank what is not a number."""
+    """Raise if a score is NaN."""
     if scores.isnan().any():
-        raise ValueError(f"{name} holds weights that are not numbers: nothing can be said of their order.")
+        raise ValueError(f"{name} holds weights that are not numbers: they cannot be ranked.")
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """Return the plain network to prune: the one at the posterior mean, or a copy of a network without posterior."""
+    """Return the plain network to prune: that at the posterior mean, or a copy of a network without a posterior."""
     return model.point() if isinstance(model, BayesianModule) else copy.deepcopy(model)
 
 
 def lowest_scores(scores: list[Tensor], magnitudes: list[Tensor], sparsity: float, scope: Scope) -> list[Tensor]:
-    """Mark the share `sparsity` of least scores: of each of these flat tensors, or of all together."""
+    """Mark the share `sparsity` of smallest scores, in each of these flat tensors or in all together."""
     if scope == "layer":
         return [lowest(*pair, round(sparsity * len(pair[0]))) for pair in zip(scores, magnitudes, strict=True)]
     sizes, home = [len(score) for score in scores], scores[0].device
@@ -221,7 +221,7 @@ def lowest_scores(scores: list[Tensor], magnitudes: list[Tensor], sparsity: floa
 
 
 def lowest(scores: Tensor, magnitudes: Tensor, count: int) -> Tensor:
-    """Mark the `count` least scores; of equal scores the least magnitudes, of equal magnitudes the first."""
+    """Mark the `count` smallest scores; of equal scores the smallest magnitudes, of equal magnitudes the first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.float() if scores.dtype.itemsize < 4 else scores

@@ -1,4 +1,4 @@
-"""A posterior that travels: saved to a folder or the Hugging Face Hub, loaded again, exported as one file."""
+"""Share a posterior: save it to a folder or the Hugging Face Hub, load it, export it as one file."""
 
 from byov.sharing.folder import load, save
 from byov.sharing.one_file import export

@@ -1,4 +1,4 @@
-"""The model card: what a posterior is over, what was measured of it, and how to use it."""
+"""The model card: what the posterior covers, its measured scores, and how to use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = dict[str, dict[str, Number]]
 
 
 def measured_rows(measured: Measured | None) -> Rows:
-    """Return what was measured as rows of numbers by name."""
+    """Return the measurements as rows of numbers by name."""
     if measured is None:
         return {}
     if isinstance(measured, tuple):
@@ -33,9 +33,9 @@ def measured_rows(measured: Measured | None) -> Rows:
 
 
 def scores(prediction: Prediction, labels: Tensor) -> dict[str, Number]:
-    """Score class probabilities (N, C): shares and nats, as in `byov.metrics`."""
+    """Score class probabilities (N, C) as fractions and nats, as in `byov.metrics`."""
     if prediction.task not in ("classification", "probabilities"):
-        raise ValueError(f"The card's scores are a classification's, not a {prediction.task}'s: give numbers by name.")
+        raise ValueError(f"The card's scores are for a classification, not a {prediction.task}: pass numbers by name.")
     probs, labels = prediction.mean.cpu(), labels.cpu()
     return {
         "accuracy": metrics.accuracy(probs, labels).item(),
@@ -47,7 +47,7 @@ def scores(prediction: Prediction, labels: Tensor) -> dict[str, Number]:
 
 
 def card(about: dict[str, Any], rows: Rows, weights: int) -> str:
-    """Return the README.md of a saved posterior; its first lines are what the Hub reads."""
+    """Return the README.md of a saved posterior; the Hub reads its first lines."""
     network = about["network"]
     recipe = network["recipe"]
     made = "" if recipe else ", net=your_network"
@@ -63,7 +63,7 @@ tags: [byov, bayesian-deep-learning, uncertainty, calibration]
 
 # A posterior over the weights of a {network["class"]}
 
-{weights:,} weights have a distribution, the rest are points:
+{weights:,} weights have a distribution, the others are points:
 
 {families}
 
@@ -82,16 +82,16 @@ model.point()  # the plain network at the posterior mean
 
 ## Measured
 
-{_table(rows) if rows else "Nothing was measured when this was saved: judge its calibration on data of your own."}
+{_table(rows) if rows else "Nothing was measured when this was saved: check its calibration on your own data."}
 
-Saved by byov {about["byov"]} under torch {about["torch"]}. `model.safetensors` has the plain network's own keys for the
-means; what else a family learns stands beside them, as in `fc.weight.log_var`.
+Saved by byov {about["byov"]} with torch {about["torch"]}. `model.safetensors` stores the means under the keys of the
+plain network, and other learned tensors next to them, as in `fc.weight.log_var`.
 """
 
 
 def _made_by(recipe: dict[str, Any] | None) -> str:
     if recipe is None:
-        return "How the network is made is not recorded: it has to be given when this is loaded."
+        return "How to build the network is not recorded: pass the network when loading."
     names = []
     while recipe:
         library = next(iter(recipe))

@@ -1,7 +1,7 @@
-"""A posterior in a folder: its tensors, what they mean, and a card for people. No pickle, and no code.
+"""A posterior in a folder: its tensors, their description, and a model card. No pickle, and no code.
 
-model.safetensors   the tensors by the network's own keys, with checksums: see `tensors`
-byov.json           the families and what they cover, the prior, how the network is made: see `origin`
+model.safetensors   the tensors under the network's own keys, with checksums: see `tensors`
+byov.json           the families and what they cover, the prior, how to build the network: see `origin`
 README.md           the model card
 """
 
@@ -58,32 +58,32 @@ def save(
     measured: Measured | None = None,
     force: bool = False,
 ) -> None:
-    """Save a posterior to a folder, from which `byov.load` makes it again, with the same draws for a seed.
+    """Save a posterior to a folder; `byov.load` restores it from there, with the same draws for the same seed.
 
     Args:
         model: a BayesianModule.
-        folder: is made where there is none; files of other names in it stay.
-        recipe: how the network is made, as in {"timm": "resnet18", "num_classes": 10}; the libraries are those of
-            `byov.sharing.origin`. By default what timm, torchvision, Transformers or PEFT have left in the network, if
-            that makes it again; else `load` has to be given the network.
-        measured: numbers for the card, by name, or in rows by name; or a prediction and its labels, whose accuracy,
-            calibration error, NLL and Brier score are computed.
-        force: replace a posterior that is there.
+        folder: the folder, created if needed; other files in it are kept.
+        recipe: how to build the network, as in {"timm": "resnet18", "num_classes": 10}; the libraries are those of
+            `byov.sharing.origin`. By default the recipe is read from what timm, torchvision, Transformers or PEFT store
+            in the network, if it rebuilds the network; otherwise the network has to be passed to `load`.
+        measured: numbers for the card, by name, or rows of them by name; or a prediction and its labels, from which
+            accuracy, calibration error, NLL and Brier score are computed.
+        force: replace an existing posterior.
     """
     if not isinstance(model, BayesianModule):
         raise TypeError(
-            f"save takes a BayesianModule, not {type(model).__name__}: give a plain network to its library."
+            f"save takes a BayesianModule, not {type(model).__name__}: save a plain network with its own library."
         )
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: a posterior is saved to a folder.")
     if there := [name for name in (ABOUT, WEIGHTS, CARD) if (folder / name).exists() and not force]:
-        raise FileExistsError(f"{folder / there[0]} exists: choose another folder, or say force=True.")
+        raise FileExistsError(f"{folder / there[0]} exists: choose another folder, or pass force=True.")
     rows = measured_rows(measured)
     tensors = tensors_of(model)
     about = _about(model, tensors, recipe)
     text = card(about, rows, sum(factor.layout.numel for factor in model.factors))
-    # What is read first is written last: whoever finds it finds the rest.
+    # The file that is read first is written last, so that the others exist when it does.
     (folder / ABOUT).unlink(missing_ok=True)
     checkpoint.save(folder / WEIGHTS, tensors)
     with replacing(folder / CARD) as fresh:
@@ -92,14 +92,14 @@ def save(
 
 
 def _about(model: BayesianModule, tensors: Mapping[str, Tensor], recipe: origin.Recipe | None) -> dict[str, Any]:
-    """Say what the tensors are of."""
+    """Describe the posterior that the tensors belong to."""
     if type(model.prior) not in (Normal, TeacherMean, TeacherNormal):
-        raise ValueError(f"A posterior is saved with a prior of byov's own, not {type(model.prior).__name__}.")
+        raise ValueError(f"A posterior can only be saved with byov's own priors, not {type(model.prior).__name__}.")
     ema, sources = getattr(model.prior, "ema", None), len(model.factors) + len(list(occurrences(model.net)))
     if ema is not None and ema.count != sources:
-        raise ValueError("The prior's teacher follows another model than this one: give it byov.EMA(model).")
+        raise ValueError("The prior's teacher follows a different model: create the prior with byov.EMA(model).")
     if unknown := [f.family for f in model.factors if not is_dataclass(f.family)]:
-        raise ValueError(f"A family is a dataclass, whose arguments can be saved, unlike {unknown[0]!r}.")
+        raise ValueError(f"A family must be a dataclass, so that its arguments can be saved, unlike {unknown[0]!r}.")
     shapes = {key: tensors[key].shape for key in model.point_state_dict()}
     if recipe is None:
         recipe = origin.find(model.net, shapes)
@@ -134,14 +134,14 @@ def load(
     device: torch.device | str = "cpu",
     **hub_options: Any,
 ) -> BayesianModule:
-    """Load a posterior that `save_pretrained` wrote, in eval mode; nothing that the folder names is imported.
+    """Load a posterior saved by `save_pretrained`, in eval mode; nothing named in the folder is imported.
 
     Args:
-        folder: or the name of a repository on the Hugging Face Hub, "user/name"; `revision`, `token` and what else
-            `huggingface_hub.snapshot_download` takes may be given.
-        net: the network, with any weights, where the folder does not say how it is made. It is left as it is.
-        families: classes of families of your own.
-        device: where the model is put.
+        folder: a folder, or the name of a repository on the Hugging Face Hub, "user/name". For the latter, `revision`,
+            `token` and other arguments of `huggingface_hub.snapshot_download` are accepted.
+        net: the network, with any weights, if the folder does not record how to build it. It is not changed.
+        families: classes of your own families.
+        device: the device of the model.
     """
     folder = hub.find_or_download(str(folder), (ABOUT, WEIGHTS, CARD), hub_options)
     if missing := [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]:
@@ -155,7 +155,7 @@ def load(
     tensors = checkpoint.load(folder / WEIGHTS)
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ValueError(f"{folder / WEIGHTS} does not hold the tensors of a posterior.")
-    with torch.random.fork_rng(devices=[]):  # what a new network and new components start from is overwritten
+    with torch.random.fork_rng(devices=[]):  # initial values are overwritten
         net = _network(about, folder) if net is None else net
         try:
             model = _posterior(net, about, chosen, tensors)
@@ -171,12 +171,12 @@ def _network(about: dict[str, Any], folder: Path) -> nn.Module:
     recipe = about["network"].get("recipe")
     if recipe is None:
         kind = about["network"]["class"]
-        raise ValueError(f"{folder} does not say how its network, a {kind}, is made: give it as net=.")
+        raise ValueError(f"{folder} does not record how to build its network, a {kind}: pass it as net=.")
     return origin.build(recipe)
 
 
 def _family(part: dict[str, Any], folder: Path, families: Iterable[type]) -> Family:
-    """Make a family of its name and arguments: of ours, or of those given."""
+    """Create a family from its name and arguments: one of byov's, or one of those given."""
     known = dict(vars(import_module("byov.posterior")))
     known |= {cls.__name__: cls for cls in families}
     known = {name: cls for name, cls in known.items() if is_dataclass(cls) and hasattr(cls, "draw")}
@@ -184,7 +184,7 @@ def _family(part: dict[str, Any], folder: Path, families: Iterable[type]) -> Fam
     if cls is None:
         raise ValueError(
             f"{folder} has a posterior of the family {part['family']!r}, which is not one of"
-            f" {', '.join(sorted(known))}: give its class in families=."
+            f" {', '.join(sorted(known))}: pass its class in families=."
         )
     names = {field.name for field in fields(cls)}
     if odd := set(part["arguments"]) - names:
@@ -199,7 +199,7 @@ def _family(part: dict[str, Any], folder: Path, families: Iterable[type]) -> Fam
 def _posterior(
     net: nn.Module, about: dict[str, Any], families: list[Family], tensors: Mapping[str, Tensor]
 ) -> BayesianModule:
-    """Give the network the posterior that the folder describes."""
+    """Return the network with the posterior described by the folder."""
     if not isinstance(net, nn.Module) or isinstance(net, BayesianModule):
         raise ValueError(f"net= takes a plain torch.nn.Module, not {type(net).__name__}")
     rules = {_covering(part["covers"]): family for part, family in zip(about["posterior"], families, strict=True)}
@@ -208,7 +208,7 @@ def _posterior(
         if name not in own or (name in tensors and tensors[name].shape != own[name]):
             shape = tuple(own[name]) if name in own else "missing"
             raise ValueError(
-                f"{name} is {shape} in it, and {tuple(tensors[name].shape) if name in tensors else None} there"
+                f"{name} is {shape} in it, but {tuple(tensors[name].shape) if name in tensors else None} in the folder"
             )
     prior = _prior(about["prior"], tensors)
     model = bayesianize(net, rules, prior=prior, shared_draw=about["shared_draw"])

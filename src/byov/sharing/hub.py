@@ -1,4 +1,4 @@
-"""To the Hugging Face Hub and back, by huggingface_hub's own machinery; it is an extra, `torch-byov[hf]`."""
+"""Upload to and download from the Hugging Face Hub, by huggingface_hub; it needs the extra `torch-byov[hf]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def push(write: Callable[[Path], None], repo_id: str, **options: Any) -> str:
         raise ImportError(NEEDS) from error
 
     with TemporaryDirectory() as ready:
-        write(Path(ready, "saved"))  # before there is a repository: bad input leaves nothing behind
+        write(Path(ready, "saved"))  # before the repository is created: bad input leaves nothing behind
 
         class Saved(ModelHubMixin):
             def _save_pretrained(self, save_directory: Path) -> None:
@@ -32,11 +32,11 @@ def push(write: Callable[[Path], None], repo_id: str, **options: Any) -> str:
 
 
 def find_or_download(name: str, files: tuple[str, ...], options: Mapping[str, Any]) -> Path:
-    """Return the folder of this name, or else a copy of the repository that is called so on the Hub."""
+    """Return the folder of this name, or else a copy of the Hub repository of this name."""
     folder = Path(name).expanduser()
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         if options:
-            raise TypeError(f"{', '.join(options)} is for a repository on the Hub, and {name} is a folder.")
+            raise TypeError(f"{', '.join(options)} is for a repository on the Hub, but {name} is a folder.")
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no folder {name} with a saved posterior.")
         return folder
@@ -48,5 +48,5 @@ def find_or_download(name: str, files: tuple[str, ...], options: Mapping[str, An
         return Path(snapshot_download(name, allow_patterns=list(files), **options))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"There is no folder {name}, and the Hub does not give it: {first_line(error)}."
+            f"There is no folder {name}, and it cannot be downloaded from the Hub: {first_line(error)}."
         ) from error

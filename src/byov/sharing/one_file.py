@@ -1,4 +1,4 @@
-"""One file that gives the mean and the uncertainty of a prediction, without byov: a torch.export program, or ONNX."""
+"""Export to one file that predicts the mean and the uncertainty without byov: a torch.export program, or ONNX."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from byov.sharing.origin import first_line
 
 Format = Literal["torch", "onnx"]
 ONNX_LIMIT = 2_000_000_000
-"""Bytes that an ONNX file holds; more would have to lie in files beside it."""
+"""The most bytes that an ONNX file can hold; larger models need additional files."""
 
 
 class Fixed(nn.Module):
-    """The posterior predictive under fixed draws, as one network that returns `Prediction`'s tensors by name.
+    """The posterior predictive under fixed draws, as one network that returns the tensors of `Prediction` by name.
 
-    What is drawn is there as often as there are draws, the points once. Where the last layer alone is random, the
-    network runs once and the layer's draws are one product, as in `predict`.
+    Drawn weights are stored once per draw, points once. If only the last layer is random, the network runs once and the
+    layer's draws are one product, as in `predict`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Fixed(nn.Module):
         self.temperature, self.precision = reading.pop("temperature"), reading.pop("precision")
         self.reading = Reading(**reading, net=model.net)
         self.draws: list[dict[str, str]] = []
-        """Under which name each draw's tensors are kept, by the network's names for them; tied ones share one."""
+        """For each draw, the buffer name of each tensor, by its name in the network; tied tensors share a buffer."""
         for k, noise in enumerate(noises[:1] if once else noises):
             held: dict[int, str] = {}
             self.draws.append({})
@@ -60,7 +60,7 @@ class Fixed(nn.Module):
             self._stack(*self.last, [model.tensors(noise) for noise in noises])
 
     def _stack(self, name: str, layer: nn.Linear, draws: list[dict[str, Tensor]]) -> None:
-        """Keep the last layer's weights and biases under all draws, one below the other."""
+        """Store the last layer's weights and biases under all draws, concatenated."""
         for leaf in ("weight", "bias"):
             own, key = layer._parameters[leaf], f"{name}.{leaf}" if name else leaf
             parts = [draw.get(key, own) for draw in draws]
@@ -109,25 +109,25 @@ def export(
     temperature: Callable[[Prediction], Prediction] | None = None,
     force: bool = False,
 ) -> None:
-    """Write one file that predicts as `byov.predict` does under the draws of this generator, and needs no byov.
+    """Write one file that predicts like `byov.predict` under the draws of this generator, without needing byov.
 
-    It returns a dictionary (in ONNX, outputs by name) of `Prediction`'s tensors: mean, std, and the entropies and the
-    mutual information of class probabilities. The draws are in the file: its size is the number of draws times the
-    weights with a posterior. Batches may be of any size where the network allows it.
+    It returns a dictionary (in ONNX, named outputs) of the tensors of `Prediction`: mean, std, and for class
+    probabilities the entropies and the mutual information. The file contains the draws: its size is the number of draws
+    times the weights with a posterior. Batches may have any size if the network allows it.
 
     Args:
         model: a BayesianModule.
-        example: one batch, as the file is to take them: a tensor, a mapping of keyword arguments, or a tuple.
-        path: of the file.
-        draws: how many; "members" takes each network of an explicit ensemble once.
-        format: "torch" for `torch.export.load(path).module()(x)`, which takes the tensors of a mapping in its order; or
-            "onnx", where they keep their names.
-        generator: of the draws; without one, a new one is seeded by torch's global generator.
+        example: one batch in the form that the file will accept: a tensor, a mapping of keyword arguments, or a tuple.
+        path: the path of the file.
+        draws: the number of draws; "members" uses each network of an explicit ensemble once.
+        format: "torch" for `torch.export.load(path).module()(x)`, which takes the tensors of a mapping in order; or
+            "onnx", which keeps their names.
+        generator: for the draws; by default a new one, seeded by torch's global generator.
         task: as for `byov.predict`.
         output: as for `byov.predict`.
         precision: as for `byov.predict`.
         temperature: as for `byov.predict`.
-        force: replace a file that is there.
+        force: replace an existing file.
     """
     path = Path(path)
     _check(model, path, draws, format, force)
@@ -153,10 +153,10 @@ def export(
 
 
 def _check(model: BayesianModule, path: Path, draws: int | str, format: Format, force: bool) -> None:
-    """Refuse what cannot become such a file, before any work is done for it."""
+    """Raise if the arguments do not allow an export, before any other work."""
     if not isinstance(model, BayesianModule):
         raise TypeError(
-            f"export takes a BayesianModule, not {type(model).__name__}: a plain network is exported by torch itself."
+            f"export takes a BayesianModule, not {type(model).__name__}: export a plain network with torch itself."
         )
     if format not in get_args(Format):
         raise ValueError(f"A format is 'torch' or 'onnx', not {format!r}.")
@@ -168,14 +168,14 @@ def _check(model: BayesianModule, path: Path, draws: int | str, format: Format, 
 
 
 def _program(fixed: Fixed, x: Batch) -> ExportedProgram:
-    """Trace it with batches of any size, of whole numbers (B, L), such as tokens, also of any length; else as x is."""
+    """Trace the network for any batch size (and any length, for integers (B, L) such as tokens); else for x's shape."""
     given = tuple(tensors_of(x))
-    # A batch of one would be taken for a size that never changes.
+    # torch.export would treat a batch of one as a fixed size.
     several = tuple(torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor for tensor in given)
     free = tuple(dict.fromkeys(range(2 if _tokens(tensor) else 1), Dim.AUTO) for tensor in several)
     try:
         return torch.export.export(fixed, several, dynamic_shapes=(free,))
-    except Exception:  # whatever it is that tracing does not like
+    except Exception:  # tracing may fail in any way
         pass
     try:
         return torch.export.export(fixed, given)
@@ -190,16 +190,16 @@ def _tokens(tensor: Tensor) -> bool:
 
 
 def _check_same(program: ExportedProgram, x: Batch, first: Prediction) -> None:
-    """Refuse a program that does not predict what `predict` did: the network is random, or Python decides in it."""
+    """Raise if a program predicts differently from `predict`: the network is random, or has Python control flow."""
     found = program.module()(*tensors_of(x))
     expected = {name: getattr(first, name).to(value) for name, value in found.items()}
-    scale = 1 + first.mean.abs().max()  # what is small itself, as mutual information, differs by the mean's rounding
+    scale = 1 + first.mean.abs().max()  # small values, such as mutual information, differ by the rounding of the mean
     if not all(alike(value + scale, expected[name] + scale) for name, value in found.items()):
-        raise ValueError("The exported program predicts something else than byov.predict: the network is random.")
+        raise ValueError("The exported program predicts differently from byov.predict: the network is random.")
 
 
 def _check_onnx(model: BayesianModule, draws: int | str) -> None:
-    """Refuse what no ONNX file can be made of here, before any work is done for it."""
+    """Raise if no ONNX file can be written, before any other work."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -210,13 +210,13 @@ def _check_onnx(model: BayesianModule, draws: int | str) -> None:
     size = count * drawn + sum(point.nbytes for _, point in model.points())
     if size > ONNX_LIMIT:
         raise ValueError(
-            f"{count} draws of this posterior are {size / 1e9:.1f} GB, and an ONNX file holds {ONNX_LIMIT / 1e9:g}:"
+            f"{count} draws of this posterior are {size / 1e9:.1f} GB, but an ONNX file holds {ONNX_LIMIT / 1e9:g}:"
             " export fewer draws, a posterior over fewer layers, or format='torch'."
         )
 
 
 def _write_onnx(program: ExportedProgram, path: Path, names: list[str] | None, x: Batch) -> None:
-    """Write the program as ONNX, its inputs called as the network calls them, or x0, x1 …, its outputs as they are."""
+    """Write the program as ONNX; inputs have the network's names, or x, or x0, x1 …; outputs keep their names."""
     given = tuple(tensors_of(x))
     inputs = names or (["x"] if len(given) == 1 else [f"x{i}" for i in range(len(given))])
     outputs = list(program.module()(*given))
@@ -227,7 +227,7 @@ def _write_onnx(program: ExportedProgram, path: Path, names: list[str] | None, x
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise ValueError(f"torch.onnx cannot write this network: {first_line(cause)[:200]}.") from error
-    # By hand, because a value inside may have the name of an output: a layer that pools is a `mean`.
+    # By hand, because an inner value may have the name of an output: pooling layers are called `mean`.
     graph = found.model.graph
     for value in (value for node in graph for value in node.outputs):
         value.name = f"inner_{value.name}" if value.name in (*inputs, *outputs) else value.name

@@ -1,4 +1,4 @@
-"""How a network is made: its library, its name there and its arguments, recorded so that it can be made again.
+"""Recipes for building networks: the library, the name there and the arguments, recorded to rebuild the network.
 
     {"timm": "resnet18", "num_classes": 10}                      timm.create_model
     {"torchvision": "vit_b_16", "num_classes": 10}               torchvision.models.get_model
@@ -6,7 +6,7 @@
     {"peft": {"default": {…}}, "on": {"transformers": …}}        adapters on one of the above
     {"byov": "convnet16", "classes": 10, "channels": 1}          byov.models.create
 
-A recipe may come from anybody. Nothing is imported but the libraries named here, and no weights are fetched.
+Recipes are untrusted. Only the libraries named here are imported, and no weights are downloaded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import nn
 Recipe = dict[str, Any]
 
 EXTRAS = {"transformers": "hf", "peft": "hf"}
-"""Which extra of ours installs a library."""
+"""The extra of byov that installs a library."""
 FETCHES = ("pretrained", "checkpoint", "weights", "cache")
-"""How arguments begin that would read files or the network."""
+"""Prefixes of arguments that would read files or access the network."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-"""Transformers' own; any other name would be fetched from the Hub, and run."""
+"""The implementations in Transformers; code of any other name would be downloaded from the Hub, and run."""
 PRIVATE = (
     "attn_implementation",
     "auto_map",
@@ -40,35 +40,35 @@ PRIVATE = (
     "use_kernels",
     "use_pretrained_backbone",
 )
-"""What a configuration may name that is fetched or imported; what begins with an underscore, too."""
+"""Configuration keys that cause downloads or imports; keys that start with an underscore are also left out."""
 ADAPTERS = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "HRA", "LN_TUNING")
-"""PEFT's that are made of numbers alone; others fetch a tokenizer, read files or compile code."""
+"""PEFT adapters that consist only of numbers; others download a tokenizer, read files or compile code."""
 STARTS = ("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config")
-"""What says how an adapter starts, which the folder's weights do instead, or where it waits."""
+"""Configuration of an adapter's initialisation, which the saved weights replace, or of its runtime."""
 
 
 def build(recipe: Recipe) -> nn.Module:
-    """Make the network of a recipe, with random weights."""
+    """Build the network of a recipe, with random weights."""
     library = library_of(recipe)
     try:
         import_module(library)
     except ImportError as error:
         how = f"pip install 'torch-byov[{EXTRAS[library]}]'" if library in EXTRAS else f"pip install {library}"
-        raise ValueError(f"The network is made by {library}, which is not installed: {how}, or give net=.") from error
+        raise ValueError(f"The network needs {library}, which is not installed: {how}, or pass net=.") from error
     try:
         return BUILDERS[library](recipe)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, OSError) as error:
         reason = first_line(error)
-        raise ValueError(f"{library} does not make {name_of(recipe)!r} of this recipe: {reason}.") from error
+        raise ValueError(f"{library} cannot build {name_of(recipe)!r} from this recipe: {reason}.") from error
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its kind where it says nothing, without a full stop."""
+    """Return the first line of an error's message, or its type if there is none, without a full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def library_of(recipe: Any) -> str:
-    """Return the library that a recipe names, or refuse what is no recipe."""
+    """Return the library that a recipe names; raise if it is not a valid recipe."""
     found = [library for library in BUILDERS if isinstance(recipe, dict) and library in recipe]
     if len(found) != 1:
         *others, last = map(repr, BUILDERS)
@@ -77,7 +77,7 @@ def library_of(recipe: Any) -> str:
             " {'timm': 'resnet18', 'num_classes': 10}."
         )
     if fetches := [key for key in recipe if str(key).startswith(FETCHES)]:
-        raise ValueError(f"A recipe fetches no weights, and cannot have {fetches[0]!r}: the folder has them all.")
+        raise ValueError(f"A recipe downloads no weights, so it cannot have {fetches[0]!r}: the folder has them all.")
     return found[0]
 
 
@@ -93,7 +93,7 @@ def arguments(recipe: Recipe, library: str) -> dict[str, Any]:
 def _timm(recipe: Recipe) -> nn.Module:
     import timm
 
-    if not timm.is_model(name := recipe["timm"]):  # it would also take what lies on the Hub, or in a folder
+    if not timm.is_model(name := recipe["timm"]):  # timm would also load models from the Hub, or from a folder
         raise ValueError("there is no such model")
     return timm.create_model(name, pretrained=False, **arguments(recipe, "timm"))
 
@@ -102,7 +102,7 @@ def _torchvision(recipe: Recipe) -> nn.Module:
     from torchvision import models
 
     name = recipe["torchvision"]
-    # A segmentation or detection network would fetch those of its backbone.
+    # Segmentation and detection networks would download the weights of their backbone.
     parts = {"weights", "weights_backbone"} & inspect.signature(models.get_model_builder(name)).parameters.keys()
     return models.get_model(name, **dict.fromkeys(parts), **arguments(recipe, "torchvision"))
 
@@ -139,7 +139,7 @@ def _peft(recipe: Recipe) -> nn.Module:
             raise ValueError(f"an adapter has no {more[0]!r}")
         kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
         known = {key: value for key, value in _public(config).items() if key in kind.__dataclass_fields__}
-        # Their start is overwritten, and some look into the network's weights for it.
+        # Initial values are overwritten, and some initialisations read the network's weights.
         adapters[name] = kind(**known | ({"init_lora_weights": True} if "init_lora_weights" in known else {}))
     (first, config), *others = adapters.items()
     net: Any = peft.get_peft_model(build(recipe["on"]), config, first)
@@ -155,11 +155,11 @@ BUILDERS: dict[str, Callable[[Recipe], nn.Module]] = {
     "peft": _peft,
     "byov": _byov,
 }
-"""The libraries that make networks by name."""
+"""The libraries that build networks by name."""
 
 
 def _check_backbones(config: Any) -> None:
-    """Refuse a backbone, at any level, whose name is that of a repository or a folder: hf-hub:…, somebody/theirs."""
+    """Raise if a backbone, at any level, is named like a repository or a folder: hf-hub:…, user/name."""
     items = config.items() if isinstance(config, Mapping) else enumerate(config) if isinstance(config, list) else ()
     for key, value in items:
         if (
@@ -172,7 +172,7 @@ def _check_backbones(config: Any) -> None:
 
 
 def _public(config: Any) -> Any:
-    """Leave out of a configuration, at every level, what is fetched or imported."""
+    """Return a configuration without the keys, at any level, that cause downloads or imports."""
     if isinstance(config, list):
         return [_public(item) for item in config]
     if not isinstance(config, Mapping):
@@ -180,23 +180,23 @@ def _public(config: Any) -> Any:
     return {k: _public(v) for k, v in config.items() if not str(k).startswith("_") and k not in PRIVATE}
 
 
-# What a network says of itself
+# Find the recipe of a network
 
 
 def find(net: nn.Module, shapes: Mapping[str, Any]) -> Recipe | None:
-    """Return the recipe that makes this network, whose state has these shapes; None where it cannot be known."""
+    """Return the recipe that builds this network, whose state has these shapes; None if none is found."""
     return next((recipe for recipe in candidates(net) if makes(recipe, net, shapes)), None)
 
 
 def build_like(recipe: Recipe, net: nn.Module, shapes: Mapping[str, Any]) -> None:
-    """Refuse a recipe that does not make this network."""
-    build(recipe)  # says what is wrong with one that makes none
+    """Raise if a recipe does not build this network."""
+    build(recipe)  # raises the exact error if the recipe builds nothing
     if not makes(recipe, net, shapes):
-        raise ValueError(f"The recipe makes another network than this {type(net).__name__}: give all its arguments.")
+        raise ValueError(f"The recipe builds a different network than this {type(net).__name__}: give all arguments.")
 
 
 def makes(recipe: Recipe, net: nn.Module, shapes: Mapping[str, Any]) -> bool:
-    """Tell if a recipe makes this network: the same modules with the same settings, and a state of these shapes."""
+    """Return whether a recipe builds this network: the same modules and settings, and a state of these shapes."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no memory, and no random numbers
             made = build(recipe)
@@ -206,7 +206,7 @@ def makes(recipe: Recipe, net: nn.Module, shapes: Mapping[str, Any]) -> bool:
 
 
 def _modules(net: nn.Module) -> dict[str, Any]:
-    """Return each module's kind and its settings; those of Transformers' are in their configuration."""
+    """Return the type and settings of each module; for Transformers and PEFT the settings are in the configuration."""
     return {
         name: (
             type(module),
@@ -230,7 +230,7 @@ def _items(value: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def candidates(net: nn.Module) -> Iterator[Recipe]:
-    """Yield recipes that may make the network, by what its library has left in it."""
+    """Yield recipes that may build the network, from what its library stores in it."""
     module = type(net).__module__
     if module.startswith("peft.") and hasattr(net, "peft_config"):
         adapters = {name: _public(plain(config.to_dict())) for name, config in net.peft_config.items()}  # type: ignore[operator,union-attr]
@@ -246,7 +246,7 @@ def candidates(net: nn.Module) -> Iterator[Recipe]:
 
 
 def plain(config: Any) -> Any:
-    """Return a library's configuration as JSON has it: sets become lists, enumerations their values."""
+    """Convert a library's configuration to JSON values: sets become lists, enumerations their values."""
     return json.loads(
         json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else getattr(v, "value", str(v)))
     )

@@ -1,10 +1,10 @@
-"""The tensors of a posterior by the network's own keys.
+"""The tensors of a posterior under the network's own keys.
 
-fc.weight             its mean, as the plain network has it
-fc.weight.log_var     any other role of its family, here log σ²; `components` of the mixtures (K, …)
-bn.running_mean       a point, or a buffer; of an explicit ensemble the average, beside `bn.running_mean.components`
-byov.0.logits         a role that is not one number per weight, of the first factor
-byov.prior.std        the prior's
+fc.weight             the mean, under the plain network's key
+fc.weight.log_var     any other role of the family, here log σ²; for mixtures `components` (K, …)
+bn.running_mean       a point or a buffer; for an explicit ensemble the average, next to `bn.running_mean.components`
+byov.0.logits         a role of the first factor that is not one number per weight
+byov.prior.std        a tensor of the prior
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PRIOR = f"{OWN}prior."
 
 
 class Place(NamedTuple):
-    """Where a tensor of the model's state is in the file: whole under one name, or cut by a layout."""
+    """The position of a tensor of the model's state in the file: whole under one name, or split by a layout."""
 
     key: str
     name: str
     layout: Layout | None = None
 
     def names(self) -> list[str]:
-        """Return the names of its parts in the file."""
+        """Return the names of the tensor's parts in the file."""
         return [self.name] if self.layout is None else [_joined(slot.name, self.name) for slot in self.layout.slots]
 
 
@@ -40,7 +40,7 @@ def _joined(name: str, role: str) -> str:
 
 
 def places(model: BayesianModule) -> Iterator[Place]:
-    """Yield the place of each tensor of the model's state; of a role called `mean` the network's own key."""
+    """Yield the place of each tensor of the model's state; the role `mean` uses the network's own key."""
     state = model.state_dict()
     for key in state:
         if key.startswith("net."):
@@ -60,14 +60,14 @@ def places(model: BayesianModule) -> Iterator[Place]:
 
 @torch.no_grad()
 def tensors_of(model: BayesianModule) -> dict[str, Tensor]:
-    """Return all tensors of a posterior by their names in the file; tied ones are one tensor under each name."""
+    """Return all tensors of a posterior by their names in the file; tied ones appear under each of their names."""
     state, found = model.state_dict(), dict[str, Tensor]()
     for place in places(model):
         value = state[place.key]
         parts = [value] if place.layout is None else list(place.layout.split(value).values())
         for name, part in zip(place.names(), parts, strict=True):
             if name in found:
-                raise ValueError(f"The network calls a tensor of its own {name}, as a posterior would: rename it.")
+                raise ValueError(f"The network's tensor {name} has a name that the posterior needs: rename it.")
             found[name] = part
     for factor in model.factors:
         for name, value in _means(factor).items():
@@ -81,7 +81,7 @@ def _means(factor: Factor) -> dict[str, Tensor]:
 
 
 def load_tensors(model: BayesianModule, tensors: Mapping[str, Tensor]) -> None:
-    """Load a posterior's tensors into a model, in their own dtypes; refuse those of another network."""
+    """Load a posterior's tensors into a model, in their own dtypes; raise if they belong to another network."""
     own, state = model.state_dict(keep_vars=True), dict[str, Tensor]()
     for place in places(model):
         if missing := [name for name in place.names() if name not in tensors]:
@@ -94,10 +94,10 @@ def load_tensors(model: BayesianModule, tensors: Mapping[str, Tensor]) -> None:
             shapes = [(*like.shape[:-1], *slot.shape) for slot in place.layout.slots]
             for name, part, shape in zip(place.names(), parts, shapes, strict=True):
                 if part.shape != shape:
-                    raise ValueError(f"{name} is {tuple(part.shape)} there, not {shape}")
+                    raise ValueError(f"{name} is {tuple(part.shape)} in the folder, not {shape}")
             value = torch.cat([part.reshape(*like.shape[:-1], -1) for part in parts], -1)
         if value.shape != like.shape or value.is_floating_point() != like.is_floating_point():
-            raise ValueError(f"{place.name} is {tuple(value.shape)} there, not {tuple(like.shape)}")
+            raise ValueError(f"{place.name} is {tuple(value.shape)} in the folder, not {tuple(like.shape)}")
         state[place.key] = value
     known = {name for place in places(model) for name in place.names()}
     known |= {name for factor in model.factors for name in _means(factor)}

@@ -2,8 +2,8 @@
 
 `probs` is (N, C), each row on the simplex, usually the mean over draws of the posterior predictive, never the mean of
 per-draw metrics; `labels` is (N,), integers in 0..C−1 of any integer dtype. Everything is computed and returned in
-float64, on the device of its input; a number over all samples is a scalar tensor. Bad input is refused with a
-`ValueError` that says what is wrong in one sentence.
+float64, on the device of its input; a number over all samples is a scalar tensor. Bad input raises a `ValueError` with
+a one-sentence reason.
 """
 
 from byov.metrics.functional.calibration import (

@@ -1,7 +1,7 @@
-"""Check the input of every metric, with one sentence per refusal.
+"""Check the input of every metric, with a one-sentence error.
 
-A check moves all it needs to know of its tensor to the host at once: on an accelerator, one synchronisation for the
-forecasts and one for the labels.
+Each check copies all it needs to the host at once: on an accelerator, this is one synchronisation for the forecasts and
+one for the labels.
 """
 
 import math
@@ -13,7 +13,7 @@ INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_probs(probs: Tensor, *, dims: int = 2, name: str = "probs") -> None:
-    """Refuse anything but probabilities, (N, C) or (S, N, C), that sum to one over the last axis."""
+    """Raise unless `probs` are probabilities, (N, C) or (S, N, C), that sum to one over the last axis."""
     _check_class_axis(probs, dims, name)
     miss = (probs.sum(-1, dtype=torch.float64) - 1).abs().max()
     lowest, miss = torch.stack([probs.min().double(), miss]).tolist()
@@ -26,7 +26,7 @@ def check_probs(probs: Tensor, *, dims: int = 2, name: str = "probs") -> None:
 
 
 def check_log_probs(log_probs: Tensor) -> None:
-    """Refuse anything but log-probabilities (N, C); −inf is the logarithm of zero."""
+    """Raise unless `log_probs` are log-probabilities (N, C); −inf is the logarithm of zero."""
     _check_class_axis(log_probs, 2, "log-probabilities")
     miss = log_probs.double().logsumexp(-1).abs().max().item()
     if math.isnan(miss):
@@ -36,7 +36,7 @@ def check_log_probs(log_probs: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> Tensor:
-    """Return `labels` as int64 (N,), refusing what is not one class index in 0..C−1 per row of `probs`."""
+    """Return `labels` as int64 (N,); raise unless they are one class index in 0..C−1 per row of `probs`."""
     check_integers(labels, probs, "probs")
     labels, classes = labels.long(), probs.shape[1]
     low, high = torch.stack(labels.aminmax()).tolist()
@@ -46,7 +46,7 @@ def check_labels(labels: Tensor, probs: Tensor) -> Tensor:
 
 
 def check_integers(labels: Tensor, rows: Tensor, name: str) -> None:
-    """Refuse labels that are not one integer for each of the rows called `name`, beside them."""
+    """Raise unless `labels` are one integer for each of the rows called `name`, on the same device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a torch tensor, got {type(labels).__name__}.")
     if labels.dtype not in INTEGER:
@@ -74,7 +74,7 @@ def check_scores(scores: Tensor, name: str, samples: int | None = None) -> Tenso
 
 
 def check_real(values: Tensor, name: str) -> None:
-    """Refuse what is not a non-empty tensor of real numbers."""
+    """Raise unless `values` is a non-empty tensor of real numbers."""
     if not isinstance(values, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(values).__name__}.")
     if values.is_complex() or values.dtype == torch.bool:
@@ -91,13 +91,13 @@ def check_finite(values: Tensor, name: str) -> Tensor:
 
 
 def check_whole(value: int, name: str, least: int = 1) -> None:
-    """Refuse a setting that is not a whole number of at least `least`."""
+    """Raise unless a setting is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 def check_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
-    """Refuse a setting that is not one of `choices`."""
+    """Raise unless a setting is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
@@ -112,5 +112,5 @@ def _check_class_axis(probs: Tensor, dims: int, name: str) -> None:
 
 
 def _tolerance(probs: Tensor) -> float:
-    """Return how far a row may miss one: 1e−3, or four units of the last place of a half-precision type."""
+    """Return how far the sum of a row may be from one: 1e−3, or four times the machine epsilon if that is larger."""
     return max(1e-3, 4 * torch.finfo(probs.dtype).eps)

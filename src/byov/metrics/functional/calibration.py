@@ -1,7 +1,7 @@
 """Is a confidence of 0.8 right eight times out of ten? Calibration errors and the reliability diagram.
 
-All of them look at the top label: confidence is max_c p(c), and correct means that the label is that class. Samples
-are put in B bins B_r, and each bin compares its mean confidence with its accuracy.
+All of them use the top label: confidence is max_c p(c), and correct means that the label is that class. Samples are
+assigned to B bins B_r, and each bin compares its mean confidence with its accuracy.
 """
 
 from math import pi
@@ -16,12 +16,12 @@ Norm = Literal["l1", "max"]
 
 
 class ReliabilityBins(NamedTuple):
-    """One row per bin: what a reliability diagram draws. Means of empty bins are NaN."""
+    """The data of a reliability diagram, one row per bin. Means of empty bins are NaN."""
 
     edges: Tensor
     """(B + 1,), from 0 to 1; bin r is (edges[r], edges[r + 1]]."""
-    count: Tensor  # type: ignore[assignment]  # shadows tuple.count, which a row of bins has no use for
-    """(B,), how many samples fell in the bin."""
+    count: Tensor  # type: ignore[assignment]  # shadows tuple.count, which is not needed here
+    """(B,), the number of samples in the bin."""
     confidence: Tensor
     """(B,), their mean confidence."""
     accuracy: Tensor
@@ -36,10 +36,10 @@ def calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, norm: Norm 
     Bin r of B is ((r−1)/B, r/B], open on the left; a confidence of exactly 0 belongs to the first. Edges are rounded
     to the dtype of `probs`, so that 0.3 lies on the edge 3/10 in every precision.
 
-    Bins with fewer than `min_count` samples are removed. The weights of the others stay |B_r|/n with n the number of
-    *all* samples, as the patching paper (D.2) writes them: they are not renormalised, and a removed bin counts as if it
-    were calibrated. If no bin is left, that is an error and not a zero. The paper's protocol, 20 bins and those with at
-    most 5 samples removed, is `bins=20, min_count=6`.
+    Bins with fewer than `min_count` samples are removed. The weights of the others remain |B_r|/n with n the number of
+    *all* samples, as in the patching paper (D.2): they are not renormalised, and a removed bin counts as if it were
+    calibrated. If no bin is left, this raises an error instead of returning 0. The paper's protocol, 20 bins without
+    those of at most 5 samples, is `bins=20, min_count=6`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
@@ -57,7 +57,7 @@ def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, no
     """Return the calibration error with equal-mass bins: each holds n/B samples, to within one, by confidence.
 
     The last confidence of bin r is the ⌈rn/B⌉-th smallest of all. Equal confidences stay together in the lowest bin
-    that reaches them, so the result does not depend on the order of the samples; bins left empty are skipped.
+    that reaches them, so the result does not depend on the order of the samples; empty bins are skipped.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], dtype=torch.float64)
@@ -70,14 +70,14 @@ def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15, no
 
 
 def calibration_floor(probs: Tensor, bins: int = 15) -> Tensor:
-    """Return the `calibration_error` that a perfectly calibrated model with these confidences reads on average.
+    """Return the expected `calibration_error` of a perfectly calibrated model with these confidences.
 
         Σ_r √(2/π · Σ_{i in B_r} cᵢ (1 − cᵢ)) / n
 
-    An ECE is never 0 on finitely many samples: where every prediction is right with probability c, the gap of a bin is
-    a sum of independent errors of variance c (1 − c), taken as a normal one: right to a tenth where a bin expects an
-    error or more, too large where it expects fewer. An ECE near its floor is no sign of miscalibration, and none can be
-    expected to lie below.
+    An ECE is never 0 on finitely many samples: if every prediction is right with probability c, the gap of a bin is a
+    sum of independent errors of variance c (1 − c). It is approximated as normal, which is right to a tenth if a bin
+    expects at least one error, and too large if it expects fewer. An ECE near its floor is no sign of miscalibration,
+    and no ECE can be expected to be lower.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2]]).expand(10_000, 2)
@@ -115,13 +115,13 @@ def top_label_sums(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
 
 
 def equal_width(confidence: Tensor, bins: int) -> Tensor:
-    """Return the index 0..B−1 of the left-open bin of each confidence; rounding above one stays in the last."""
+    """Return the index 0..B−1 of the left-open bin of each confidence; values rounded above one are in the last."""
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     return torch.bucketize(confidence, edges.to(confidence.dtype))
 
 
 def bin_sums(confidence: Tensor, correct: Tensor, index: Tensor, bins: int) -> Tensor:
-    """Return the sufficient statistics (3, B): each bin's number of samples, their confidences and hits, summed."""
+    """Return the sufficient statistics (3, B): samples in each bin, and sums of their confidences and hits."""
     confidence = confidence.double()
     samples = torch.stack([torch.ones_like(confidence), confidence, correct.double()])
     return samples.new_zeros(3, bins).index_add_(1, index, samples)
@@ -136,7 +136,7 @@ def bin_variances(probs: Tensor, bins: int) -> Tensor:
 
 
 def floor_of_bins(variances: Tensor, count: Tensor | int) -> Tensor:
-    """Compute `calibration_floor` from `bin_variances`: E|x| of a normal x is √(2/π) times its deviation."""
+    """Compute `calibration_floor` from `bin_variances`: E|x| of a normal x is √(2/π) times its standard deviation."""
     return (variances * 2 / pi).sqrt().sum() / count
 
 
@@ -166,7 +166,7 @@ def diagram_of_bins(sums: Tensor) -> ReliabilityBins:
 
 
 def check_bins(bins: int, norm: str = "l1", min_count: int = 0) -> None:
-    """Refuse settings no calibration error can have."""
+    """Raise if the settings of a calibration error are not valid."""
     check_whole(bins, "bins")
     check_choice(norm, "norm", ("l1", "max"))
     check_whole(min_count, "min_count", least=0)

@@ -1,8 +1,8 @@
-"""Corruption errors: how much a model suffers from corrupted inputs, in per cent of what a baseline suffers.
+"""Corruption errors: the errors of a model on corrupted inputs, in per cent of those of a baseline.
 
-Errors are top-1 errors, a mapping from the corruption's name to its errors at severities 1, 2, …; fractions or per
-cent, but the same throughout, and the same corruptions and severities for the model and its baseline (the vanilla
-network). E_c is their sum over severities, 100 is the baseline itself, and less is better.
+Errors are top-1 errors, a mapping from the corruption's name to its errors at severities 1, 2, …, as fractions or per
+cent, but the same throughout. The model and its baseline (the vanilla network) need the same corruptions and
+severities. E_c is the sum over severities, 100 is the baseline itself, and less is better.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,13 +43,14 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> Tensor:
 def relative_corruption_error(
     errors: Errors, clean: float, baseline: Errors, baseline_clean: float, denominator: Denominator = "baseline"
 ) -> dict[str, Tensor]:
-    """Return what each corruption adds to the clean error, in per cent of what it adds to the baseline's.
+    """Return the increase of the error by each corruption, in per cent of the increase for the baseline.
 
         rCE_c = 100 · Σ_s (E_{s,c} − E_clean) / Σ_s (E_{s,c}(baseline) − E_clean(baseline))
 
-    as Hendrycks & Dietterich define it: the clean error is one number and is subtracted once per severity. The patching
-    paper (D.4) prints the model's own E_clean in the denominator too: `denominator="own"`. Say which was used. If the
-    denominator leaves nothing (the corruption does the baseline no harm), the ratio has no meaning and is refused.
+    as defined by Hendrycks & Dietterich: the clean error is one number and is subtracted once per severity. The
+    patching paper (D.4) prints the model's own E_clean in the denominator too: `denominator="own"`. Report which was
+    used. If the denominator is not positive (the corruption does not harm the baseline), the ratio is undefined and
+    raises an error.
 
     Example:
         >>> errors, baseline = {"fog": [0.2, 0.3]}, {"fog": [0.4, 0.6]}
@@ -79,7 +80,7 @@ def relative_mean_corruption_error(
 
 
 def error_table(errors: Errors, name: str) -> dict[str, Tensor]:
-    """Return `errors` as float64 vectors, refusing what is not one or more finite, non-negative errors each."""
+    """Return `errors` as float64 vectors; raise unless each has one or more finite, non-negative errors."""
     if not isinstance(errors, Mapping):
         raise TypeError(f"{name} must be a mapping from corruption to errors, got {type(errors).__name__}.")
     if not errors:
@@ -110,7 +111,7 @@ def _error_vector(values: Sequence[float] | Tensor, name: str) -> Tensor:
 
 def _percent(own: Tensor, baseline: Tensor, name: str) -> Tensor:
     if baseline <= 0:
-        raise ValueError(f"{name!r} does the baseline no harm, so a corruption error relative to it is undefined.")
+        raise ValueError(f"{name!r} does not harm the baseline, so a corruption error relative to it is undefined.")
     return 100 * own / baseline
 
 

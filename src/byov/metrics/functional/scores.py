@@ -23,11 +23,11 @@ class BrierParts(NamedTuple):
     uncertainty: Tensor
     """1 − ‖p̄‖²: how hard the labels are to guess; no model changes it."""
     resolution: Tensor
-    """How far the label frequencies differ between bins; more is better, and it is subtracted."""
+    """How much the label frequencies differ between bins; more is better, and it is subtracted."""
     reliability: Tensor
     """Mean squared distance of the forecasts from the label frequencies of their bin; less is better."""
     within_bin: Tensor
-    """−2 × the covariance of forecast and label inside the bins: negative where a bin's forecasts carry information."""
+    """−2 × the covariance of forecast and label within bins: negative if forecasts within a bin are informative."""
 
     @property
     def score(self) -> Tensor:
@@ -38,7 +38,7 @@ class BrierParts(NamedTuple):
 def accuracy(probs: Tensor, labels: Tensor, top_k: int = 1) -> Tensor:
     """Return the fraction of samples whose label is among the `top_k` most probable classes.
 
-    Between equal probabilities the lower class index comes first, as in `argmax`, so a constant forecast scores the
+    Among equal probabilities the lower class index comes first, as in `argmax`, so a constant forecast scores the
     frequency of classes 0..k−1 and not one.
 
     Example:
@@ -60,10 +60,10 @@ def accuracy(probs: Tensor, labels: Tensor, top_k: int = 1) -> Tensor:
 def nll(probs: Tensor, labels: Tensor, *, log_input: bool = False) -> Tensor:
     """Return the negative log-likelihood of the labels, −(1/N) Σᵢ log pᵢ(yᵢ), in nats.
 
-    A probability that underflowed to zero would make the mean infinite, so p is held at or above the smallest normal
-    number of its dtype (float32: 1.2e−38, at most 87.3 nats per sample). A larger floor, such as the machine epsilon,
-    would flatter confident mistakes. With `log_input=True` the first argument holds log-probabilities, among them −inf
-    if need be, and nothing is clamped.
+    A probability that underflowed to zero would make the mean infinite, so p is clamped to the smallest normal number
+    of its dtype (float32: 1.2e−38, at most 87.3 nats per sample). A larger floor, such as the machine epsilon, would
+    hide confident mistakes. With `log_input=True` the first argument holds log-probabilities, which may be −inf, and
+    nothing is clamped.
 
     Example:
         >>> probs, labels = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64), torch.tensor([0, 1])
@@ -101,9 +101,9 @@ def brier_decomposition(probs: Tensor, labels: Tensor) -> BrierParts:
         uncertainty = 1 − ‖p̄‖²                     resolution = Σ_k w_k ‖ō_k − p̄‖²
         reliability = (1/N) Σᵢ ‖pᵢ − ō_k(i)‖²      within_bin = −2 Σ_k w_k tr Cov_k(p, y)
 
-    and **score = uncertainty − resolution + reliability + within_bin** exactly: resolution enters with a minus.
-    Forecasts differ inside a bin, so even a perfectly calibrated model has a positive reliability, the variance of its
-    forecasts inside the bins; its within_bin is then −2 × that. Without the fourth part the others miss the score.
+    and **score = uncertainty − resolution + reliability + within_bin** exactly: resolution is subtracted. Forecasts
+    differ within a bin, so even a perfectly calibrated model has a positive reliability, the variance of its forecasts
+    within the bins; its within_bin is then −2 × that. Without the fourth part the others do not add up to the score.
 
     Example:
         >>> probs = torch.tensor([[0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]], dtype=torch.float64)
@@ -117,7 +117,7 @@ def brier_decomposition(probs: Tensor, labels: Tensor) -> BrierParts:
 def rmse(prediction: Tensor, target: Tensor) -> Tensor:
     """Return the root mean squared error over all entries, at the scale of the data.
 
-    The prediction is the mean over draws, (N,) or (N, D), and the target has its shape; nothing is broadcast.
+    The prediction is the mean over draws, (N,) or (N, D), and the target has the same shape; nothing is broadcast.
 
     Example:
         >>> rmse(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([4.0, 5.0, 0.0, 1.0])).item()
@@ -133,11 +133,12 @@ def log_predictive_density(draws: Tensor | Iterable[Tensor], target: Tensor, pre
 
     by log-sum-exp, so that a target far from every draw gives a large negative number and not −inf. For (N, D) targets
     the density of a sample is the product over D. It is a density: draws, targets and the precision τ must all be at
-    the data's own scale. Dividing y by s multiplies τ by s² and adds log s to the result (D log s for D outputs).
+    the original scale of the data. Dividing y by s multiplies τ by s² and adds log s to the result (D log s for D
+    outputs).
 
     Args:
-        draws: (S, N) or (S, N, D), the network's output under S draws; or any iterable of S tensors (N[, D]), which is
-            read once, one draw in memory at a time.
+        draws: (S, N) or (S, N, D), the network's output under S draws; or any iterable of S tensors (N[, D]), read
+            once, with one draw in memory at a time.
         target: (N,) or (N, D).
         precision: τ > 0, a number or one per output, (D,).
 
@@ -156,7 +157,7 @@ def log_predictive_density(draws: Tensor | Iterable[Tensor], target: Tensor, pre
     if tau.ndim and tau.shape != target.shape[1:]:
         raise ValueError(f"precision must be a number or have shape (D,), got {tuple(tau.shape)}.")
     density, count = target.new_full((len(target),), -math.inf), 0
-    # Many draws at a time where they are given as a tensor, but never all of them in float64.
+    # A tensor of draws is processed many draws at a time, but never all of them in float64.
     for chunk in draws.split(64) if isinstance(draws, Tensor) else (draw[None] for draw in draws):
         if chunk.shape[1:] != target.shape:
             shape = tuple(chunk.shape[1:])
@@ -174,8 +175,8 @@ def log_predictive_density(draws: Tensor | Iterable[Tensor], target: Tensor, pre
 def brier_sums(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the sufficient statistics of the decomposition, which add over batches and processes, in float64.
 
-    They are the counts (C, C) of samples predicted k with label j, at [k, j]; the sums (C, C) of the forecasts that
-    predict k, at [k]; Σᵢ ‖pᵢ‖²; and Σᵢ pᵢ(yᵢ).
+    These are the counts (C, C) of samples with prediction k and label j, at [k, j]; the sums (C, C) of the forecasts
+    that predict k, at [k]; Σᵢ ‖pᵢ‖²; and Σᵢ pᵢ(yᵢ).
     """
     labels = check_classification(probs, labels)
     classes = probs.shape[1]
@@ -189,7 +190,7 @@ def brier_sums(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 def parts_of_sums(counts: Tensor, forecasts: Tensor, square: Tensor, hit: Tensor) -> BrierParts:
     """Compute the decomposition from `brier_sums`.
 
-    With Σᵢ pᵢ·ō_k(i) = Σ_k forecasts_k · ō_k, both the reliability and the covariance need one pass only.
+    With Σᵢ pᵢ·ō_k(i) = Σ_k forecasts_k · ō_k, both the reliability and the covariance need only one pass.
     """
     per_bin = counts.sum(1)
     samples = per_bin.sum()
@@ -207,7 +208,7 @@ def parts_of_sums(counts: Tensor, forecasts: Tensor, square: Tensor, hit: Tensor
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error, refusing shapes that differ before broadcasting hides it."""
+    """Return the mean squared error; raise if the shapes differ, which broadcasting would hide."""
     check_real(prediction, "prediction")
     check_real(target, "target")
     if prediction.shape != target.shape:
@@ -218,7 +219,7 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def check_precision(precision: float | Tensor) -> Tensor:
-    """Return τ in float64, refusing what is not positive and finite."""
+    """Return τ in float64; raise unless it is positive and finite."""
     tau = torch.as_tensor(precision, dtype=torch.float64)
     if not bool((tau.isfinite() & (tau > 0)).all()):
         raise ValueError(f"precision must be positive and finite, got {precision}.")

@@ -1,9 +1,9 @@
-"""Uncertainty in nats, and what it is good for: telling foreign data from known, and right predictions from wrong.
+"""Uncertainty in nats, and its uses: to detect out-of-distribution data and wrong predictions.
 
-Total = aleatoric + epistemic: entropy(mean) = expected entropy + mutual information. In out-of-distribution detection
-a higher score means more likely foreign, and foreign is the positive class. In selective prediction the least certain
-samples are set aside. In retrieval (Kirchhof et al. 2023, "URL") an embedding is right where the nearest neighbour of a
-sample among all others, by cosine, has its class.
+Total = aleatoric + epistemic: entropy(mean) = expected entropy + mutual information. In out-of-distribution (OOD)
+detection a higher score means more likely OOD, and OOD is the positive class. In selective prediction the least certain
+samples are set aside. In retrieval (Kirchhof et al. 2023, "URL") an embedding is right if the nearest neighbour of a
+sample among all others, by cosine similarity, has the same class.
 """
 
 import math
@@ -23,7 +23,7 @@ from byov.metrics.functional._checks import (
 )
 
 CHUNK = 1024
-"""Rows of the similarity matrix at a time: memory is CHUNK · N, not N²."""
+"""Rows of the similarity matrix computed at a time: memory is CHUNK · N, not N²."""
 
 
 class RiskCoverageCurve(NamedTuple):
@@ -59,14 +59,14 @@ def mutual_information(draws: Tensor) -> Tensor:
     check_probs(draws, dims=3, name="draws")
     draws = draws.double()
     total, aleatoric = torch.special.entr(draws.mean(0)).sum(-1), torch.special.entr(draws).sum(-1).mean(0)
-    return (total - aleatoric).clamp_min(0)  # Jensen's inequality, but for rounding
+    return (total - aleatoric).clamp_min(0)  # at least 0 by Jensen's inequality, except for rounding
 
 
 def ood_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> Tensor:
-    """Return the area under the ROC curve of telling foreign from known, P(u_out > u_in) + ½ P(u_out = u_in).
+    """Return the area under the ROC curve of OOD detection, P(u_out > u_in) + ½ P(u_out = u_in).
 
-    It is computed by ranks (Mann–Whitney), ties at their midranks: 0.5 is chance, 1 separates. The scores are (N,) of
-    in-distribution and (M,) of out-of-distribution samples, all finite.
+    It is computed from ranks (Mann–Whitney), with ties at their midranks: 0.5 is chance, 1 is perfect separation. The
+    scores are (N,) for in-distribution and (M,) for out-of-distribution samples, all finite.
 
     Example:
         >>> ood_auroc(torch.tensor([0.1, 0.2, 0.5]), torch.tensor([0.5, 0.9])).item()  # (2.5 + 3) / 6
@@ -76,15 +76,15 @@ def ood_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> Tensor:
     outside = check_scores(uncertainty_out, "uncertainty_out")
     _, group, size = torch.cat([inside, outside]).unique(return_inverse=True, return_counts=True)
     midrank = size.cumsum(0) - (size - 1).double() / 2
-    lowest = len(outside) * (len(outside) + 1) / 2  # the rank sum if every foreign sample came first
+    lowest = len(outside) * (len(outside) + 1) / 2  # the rank sum if every OOD sample came first
     return (midrank[group[len(inside) :]].sum() - lowest) / (len(inside) * len(outside))
 
 
 def fpr_at_tpr(uncertainty_in: Tensor, uncertainty_out: Tensor, tpr: float = 0.95) -> Tensor:
-    """Return the fraction of known samples flagged by the strictest threshold that still flags `tpr` of the foreign.
+    """Return the fraction of in-distribution samples flagged by the highest threshold that flags `tpr` of the OOD ones.
 
-    A sample is flagged when its uncertainty is at or above the threshold, which is the ⌈tpr·M⌉-th largest foreign
-    score; `tpr` lies in (0, 1]. (Papers that take the in-distribution class as positive report another number under the
+    A sample is flagged if its uncertainty is at or above the threshold, which is the ⌈tpr·M⌉-th largest OOD score;
+    `tpr` lies in (0, 1]. (Papers that take the in-distribution class as positive report a different number under the
     same name.)
 
     Example:
@@ -116,9 +116,9 @@ def risk_coverage(probs: Tensor, labels: Tensor, uncertainty: Tensor | None = No
 
         risk(i/N) = (1/i) Σ_{j among the i least uncertain} 1[argmax p_j ≠ y_j]
 
-    Samples of equal uncertainty have no order of their own. Each counts with the mean error of its group, which is the
-    expectation over all orders, so the curve does not depend on how the data are sorted. `uncertainty` is any finite
-    score (N,), higher is less certain (entropy, mutual information, …); 1 − max_c p(c) where it is not given.
+    Samples of equal uncertainty have no order. Each counts with the mean error of its group, which is the expectation
+    over all orders, so the curve does not depend on how the data are sorted. `uncertainty` is any finite score (N,),
+    higher is less certain (entropy, mutual information, …); the default is 1 − max_c p(c).
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
@@ -132,7 +132,7 @@ def risk_coverage(probs: Tensor, labels: Tensor, uncertainty: Tensor | None = No
 def aurc(probs: Tensor, labels: Tensor, uncertainty: Tensor | None = None) -> Tensor:
     """Return the area under the curve of `risk_coverage`, (1/N) Σᵢ risk(i/N): the mean risk over all coverages.
 
-    A score that says nothing gives the error rate itself.
+    An uninformative score gives the error rate itself.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
@@ -163,12 +163,12 @@ def curve_of_errors(uncertainty: Tensor, error: Tensor) -> RiskCoverageCurve:
 
 
 def recall_at_1(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return R@1, the share of samples whose nearest neighbour has their class.
+    """Return R@1, the share of samples whose nearest neighbour has the same class.
 
         R@1 = (1/N) Σᵢ 1[y_n(i) = yᵢ],   n(i) = argmax_{j ≠ i} cos(eᵢ, eⱼ)
 
-    `embeddings` is (N, D) with N ≥ 2, not normalised; `labels` is (N,), any integers. Of equally near neighbours the
-    first one counts.
+    `embeddings` is (N, D) with N ≥ 2, not necessarily normalised; `labels` is (N,), any integers. Among equally near
+    neighbours the first one counts.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
@@ -179,13 +179,14 @@ def recall_at_1(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 def r_auroc(uncertainty: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return R-AUROC: how well uncertainty tells samples with a foreign nearest neighbour from the others.
+    """Return R-AUROC: how well uncertainty detects samples whose nearest neighbour has another class.
 
         P(u_wrong > u_right) + ½ P(u_wrong = u_right)
 
-    over pairs of a sample whose nearest neighbour, as in `recall_at_1`, has another class, and one whose has the same.
-    0.5 is chance; 1 means that every right sample is surer than every wrong one. `uncertainty` is any finite score
-    (N,), higher is less certain. Where all neighbours are right, or all wrong, there is nothing to tell: a ValueError.
+    over pairs of a wrong sample, whose nearest neighbour as in `recall_at_1` has another class, and a right one, where
+    it has the same. 0.5 is chance; 1 means that every right sample is more certain than every wrong one. `uncertainty`
+    is any finite score (N,), higher is less certain. If all neighbours are right, or all wrong, R-AUROC is undefined
+    and a ValueError is raised.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
@@ -206,13 +207,13 @@ def retrieval_errors(embeddings: Tensor, labels: Tensor) -> Tensor:
     nearest = []
     for start in range(0, len(units), CHUNK):
         similarity = units[start : start + CHUNK] @ units.T
-        similarity.diagonal(start).fill_(-torch.inf)  # nobody is a neighbour of their own
+        similarity.diagonal(start).fill_(-torch.inf)  # a sample is not its own neighbour
         nearest.append(similarity.argmax(1))
     return (labels[torch.cat(nearest)] != labels).double()
 
 
 def auroc_of_errors(uncertainty: Tensor, wrong: Tensor) -> Tensor:
-    """Return the AUROC with which uncertainty (N,) tells errors, 1 in `wrong` (N,), from what is right, 0."""
+    """Return the AUROC of uncertainty (N,) as a detector of errors, which are 1 in `wrong` (N,)."""
     errors = int(wrong.sum())
     if errors in (0, len(wrong)):
         which = "wrong" if errors else "right"
@@ -221,7 +222,7 @@ def auroc_of_errors(uncertainty: Tensor, wrong: Tensor) -> Tensor:
 
 
 def check_embeddings(embeddings: Tensor, labels: Tensor) -> None:
-    """Refuse anything but finite embeddings (N, D) with an integer label for each."""
+    """Raise unless `embeddings` are finite (N, D), with an integer label for each."""
     check_real(embeddings, "embeddings")
     if embeddings.ndim != 2:
         raise ValueError(f"embeddings must have shape (N, D), got {tuple(embeddings.shape)}.")
