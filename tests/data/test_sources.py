@@ -160,7 +160,7 @@ def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:
     assert all(str(path) in sentence for sentence in told)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("train_images", b"junk")
-    with pytest.raises(ValueError, match=r"own\.npz: 'train_images' is no array\."):
+    with pytest.raises(ValueError, match=r"own\.npz: 'train_images' is not an array\."):
         load(f"npz:{path}")
     with pytest.raises(ValueError, match=r"none\.npz is not a readable \.npz file: No such file"):
         load(f"npz:{tmp_path / 'none.npz'}")

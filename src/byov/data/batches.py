@@ -40,8 +40,8 @@ def epoch_order(
     if size < 1 or not 0 <= rank < world:
         raise ValueError(f"An order needs size > 0 and 0 ≤ rank < world, not size {size}, rank {rank}, world {world}.")
     if shuffle:
-        # numpy's SeedSequence mixes (seed, epoch) well: seeding torch with seed + epoch would make the epochs of seed + 1
-        # a shifted copy of those of seed
+        # numpy's SeedSequence mixes (seed, epoch) well: seeding torch with seed + epoch would make the epochs of
+        # seed + 1 a shifted copy of those of seed
         word = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
         order = torch.randperm(size, generator=torch.Generator().manual_seed(int(word >> np.uint64(1))))
     else:
