@@ -36,7 +36,7 @@ REFUSED = [
     ("probe file", "file is not a byov checkpoint"),
     ("probe pickle.pt", "pickle.pt is not a byov checkpoint"),
     ("probe cut", "is truncated: it has"),
-    ("probe headless", "is damaged: of its header, config is absent"),
+    ("probe headless", "is damaged: in its header, config is absent"),
     ("probe other", "other is not a"),
     ("probe list", "list is not a"),
     ("evaluate empty --out out.json", "There is no run at empty"),

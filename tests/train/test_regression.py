@@ -219,7 +219,7 @@ def test_bad_tables(X: Any, y: Any, families: Any, settings: Settings, sentence:
         (byov.EMP(5, learn_probs=True), "probabilities are fixed: EMP takes no learn_probs"),
         (byov.Ensemble(5, learn_probs=True), "probabilities are fixed: Ensemble takes no learn_probs"),
         (byov.EMP(5, spread=0.9), r"start at Settings\.gamma and 0: EMP takes no spread"),
-        (byov.Ensemble(5, spread=0.1), "start anew, each from a seed of its own: Ensemble takes no spread"),
+        (byov.Ensemble(5, spread=0.1), "start from separate seeds: Ensemble takes no spread"),
         (byov.ECMP(5, start="reset"), "ECMP takes no start='reset'"),
     ],
 )

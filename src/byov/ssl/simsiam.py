@@ -19,8 +19,8 @@ class SimSiam(Objective):
     """½ D(p₁, z₂) + ½ D(p₂, z₁) with D = −cos (equation 2), from −1 to 1.
 
     The projector (section 3) has three layers of width 2,048, each with BatchNorm, which is not affine in the last, as
-    in the authors' code. The predictor has two layers, with a bottleneck of a quarter of the width (512) and no BatchNorm
-    at its output. The paper keeps the predictor's learning rate constant; here it decays with the rest.
+    in the authors' code. The predictor has two layers, with a bottleneck of a quarter of the width (512) and no
+    BatchNorm at its output. The paper keeps the predictor's learning rate constant; here it decays with the rest.
     """
 
     title, extent = "SimSiam", "lies between −1 and 1"
