@@ -18,7 +18,7 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is a device or a pipe: {option} takes the name of a file.")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists: choose another {option}, or say --force.")
+        raise FileExistsError(f"{path} exists: choose another {option}, or add --force.")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if not nearest.is_dir():
         raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
         below = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
         level = [child for children in below for child in children]
     if level or content is None:
-        raise ValueError(f"{path} is nothing that byov writes: it is empty, or its JSON is nested too deeply.")
+        raise ValueError(f"{path} was not written by byov: it is empty, or its JSON is nested too deeply.")
     return content
 
 

@@ -92,7 +92,7 @@ def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        *(("position", place, "is no place in its data") for place in ((1,), (0, -1), "ab", None)),
+        *(("position", place, "is not a position in its data") for place in ((1,), (0, -1), "ab", None)),
         *(("step", step, f"it says step {step} of 12") for step in (13, -1, 1.5)),
     ],
 )

@@ -193,10 +193,10 @@ INFINITE = np.where(np.arange(120).reshape(30, 4) == 17, np.inf, X0)
 @pytest.mark.parametrize(
     ("X", "y", "families", "settings", "sentence"),
     [
-        (X0, np.array(["high", "low"] * 15), byov.EMP(5), SHORT, "y is to hold numbers, not <U4, such as 'high'"),
-        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y is to hold numbers"),
-        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y is to hold numbers, but has 'n/a'"),
-        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows of one length"),
+        (X0, np.array(["high", "low"] * 15), byov.EMP(5), SHORT, "y must hold numbers, not <U4, such as 'high'"),
+        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y must hold numbers"),
+        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y must hold numbers, but has 'n/a'"),
+        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows have the same length"),
         (X0, HOLES, byov.EMP(5), SHORT, "y has missing or infinite values in 4 rows, the first is row 4"),
         (INFINITE, Y0, byov.EMP(5), SHORT, "X has a missing or infinite value in row 5"),
         (X0, Y0[:-1], byov.EMP(5), SHORT, r"X \(N, D\) and y"),

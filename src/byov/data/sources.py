@@ -76,7 +76,7 @@ def load(
         return npz(path, split).resized(image_size, channels)
     if (colon and kind == "table") or name.lower().endswith((".csv", ".tsv", ".txt")):
         raise ValueError(
-            f"{name!r} is no set of images: "
+            f"{name!r} is not an image set: "
             "byov train takes a table as data.name = 'table:FILE', Python by byov.data.table."
         )
     if colon:
@@ -128,7 +128,7 @@ def npz(path: str | Path, split: str = "train", name: str | None = None) -> Imag
     if split not in here:
         has = " and ".join(here) or f"the arrays {', '.join(sorted(file.names))}"
         wants = f"'{split}_images' (uint8; NHWC, NCHW or NHW) and '{split}_labels' (whole numbers)"
-        hint = f"; it is to have {wants}" if split in SPLITS else ""
+        hint = f"; it must have {wants}" if split in SPLITS else ""
         raise ValueError(f"{file.path} has no {split!r} images; it has {has}{hint}.")
     images = file[f"{split}_images"] if f"{split}_images" in file else _unpack(file, split)
     labels = {s: _labels(file[f"{s}_labels"], file.path) for s in SPLITS if f"{s}_labels" in file}
@@ -170,7 +170,7 @@ def _nchw(images: np.ndarray, where: str | Path) -> Tensor:
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"The images in {where} are to be uint8 of shape NHWC, NCHW or NHW, not {got}.")
+        raise ValueError(f"The images in {where} must be uint8 of shape NHWC, NCHW or NHW, not {got}.")
     return torch.from_numpy(np.array(images, order="C"))  # a copy: unpacked arrays may be read-only
 
 

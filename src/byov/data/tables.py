@@ -167,21 +167,21 @@ def as_numbers(values: Any, name: str) -> Tensor:
     """Convert a tensor, an array, a data frame or lists to a float64 CPU tensor; raise on anything but numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
-            raise ValueError(f"{name} is to hold real numbers, not {values.dtype}.")
+            raise ValueError(f"{name} must hold real numbers, not {values.dtype}.")
         return values.detach().double().cpu()
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ValueError(f"{name} is to be a table with rows of one length.") from error
+        raise ValueError(f"{name} must be a table whose rows have the same length.") from error
     if array.dtype == object:  # columns of several types, as in data frames
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError):
             word = next((v for v in array.flat if not isinstance(v, int | float | np.number)), None)
-            raise ValueError(f"{name} is to hold numbers, but has {word!r}.") from None
+            raise ValueError(f"{name} must hold numbers, but has {word!r}.") from None
     if array.dtype.kind not in "fiub":
         example = f", such as {str(array.flat[0])!r}" if array.size else ""
-        raise ValueError(f"{name} is to hold numbers, not {array.dtype}{example}.")
+        raise ValueError(f"{name} must hold numbers, not {array.dtype}{example}.")
     return torch.from_numpy(array.astype(np.float64))
 
 
@@ -199,7 +199,7 @@ def check_split(train: Tensor, test: Tensor, rows: int, name: str) -> None:
     for part, indices in (("training", train), ("test", test)):
         if indices.is_floating_point() or indices.ndim != 1 or not len(indices):
             got = f"{indices.dtype} of shape {tuple(indices.shape)}"
-            raise ValueError(f"{name} is to have a list of whole numbers as its {part} rows, not {got}.")
+            raise ValueError(f"{name} must have a list of whole numbers as its {part} rows, not {got}.")
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= rows:
             raise ValueError(f"{name} has the {part} row {low if low < 0 else high}, of rows 0 to {rows - 1}.")

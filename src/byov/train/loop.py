@@ -188,7 +188,7 @@ class Loop:
         try:
             self.batches.state = tuple(state["position"])
         except (TypeError, ValueError):
-            raise ValueError(f"{self.path} is damaged: {state['position']!r} is no place in its data.") from None
+            raise ValueError(f"{self.path} is damaged: {state['position']!r} is not a position in its data.") from None
         now = self._platform()  # older checkpoints have only a part of it
         changed = [f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]]
         if not changed or self.step >= self.total:
