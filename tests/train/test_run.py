@@ -142,7 +142,7 @@ def test_one_command_line_starts_stops_and_resumes(
     status, _, error = call(*command)
     assert status == 0
     assert "finished" in error
-    assert "equal to the bit" not in error
+    assert "bit-identical" not in error
     assert start(recipe(), tmp_path / "whole")
     assert differences(state(tmp_path / "run"), state(tmp_path / "whole")) == []
     assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 9))
@@ -169,7 +169,7 @@ def test_other_numbers_of_threads_and_versions_are_told(tmp_path: Path, capsys: 
         del saved[name]
     checkpoint.save(file, saved)
     start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
-    assert "equal to the bit" not in capsys.readouterr().err
+    assert "bit-identical" not in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_folder(tmp_path: Path, call: Any) -> None:

@@ -8,11 +8,11 @@ groups, and each process trains its groups with draws from these patches only: n
 so none has to wait. Then they exchange the trained patches. In the second, all processes train the shared parameters by
 distributed SGD: each has a part of the batch, and the gradient is the mean over processes.
 
-All randomness is a function of the seed, so any number of processes gives the same weights (tested with two against
-one). With G groups, each patch is trained G times as often as by steps on all patches. The costs: in the first phase,
-patches of different layers are combined only within a group; each round ends with one synchronisation; and Adam's
-moments of the patches are stored once per group. `byov train` does not use this; its `posterior.alternate` does the
-same in one process.
+All randomness is a function of the seed, so with the same `groups` any number of processes gives the same weights
+(tested with two against one). With G groups, each patch is trained G times as often as by steps on all patches. The
+costs: in the first phase, patches of different layers are combined only within a group; each round ends with one
+synchronisation; and Adam's moments of the patches are stored once per group. `byov train` does not use this; its
+`posterior.alternate` does the same in one process.
 """
 
 from __future__ import annotations
