@@ -1,4 +1,4 @@
-"""Files of results: written whole or not at all, never over what is there unasked, and read with suspicion."""
+"""Result files: written atomically, never overwritten without --force, and validated when read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 
 def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
-    """Refuse a file that could not be written, or that would be lost, before any work is done for it."""
+    """Raise before any work is done if the output file could not be written or would be overwritten."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: {option} takes the name of a file.")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is a device or a pipe: {option} takes the name of a file.")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists: choose another {option}, or say --force.")
+        raise FileExistsError(f"{path} exists: choose another {option}, or add --force.")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if not nearest.is_dir():
         raise NotADirectoryError(f"{nearest} is a file: there can be no {path.name} below it.")
@@ -26,23 +26,23 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Say which file the system could not read or write, where it does not: a full or broken disk has no name."""
+    """Add the file name to system errors that lack one, such as those of a full or broken disk."""
     try:
         yield
     except OSError as error:
         if error.filename is not None:
             raise
-        if error.errno is None:  # by a library of its own
+        if error.errno is None:  # raised by a library, not by the system
             raise OSError(f"{path}: {error}.") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a fresh file to write, which then replaces `path`; on an error `path` stays as it was.
+    """Yield the path of a new file to write, then replace `path` with it; on an error `path` stays unchanged.
 
-    The file is new and its name random, so that no link planted there is followed. It lies in the same folder, with the
-    same ending, and with the permissions that the umask says. An error of the system names `path`.
+    The new file has a random name, so that no planted link is followed. It is in the same folder, has the same suffix,
+    and gets its permissions from the umask. System errors name `path`.
     """
     fresh = path.with_name(f".byov.{secrets.token_hex(8)}{path.suffix}")
     try:
@@ -61,23 +61,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` whole or not at all."""
+    """Write `content` as JSON, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as fresh:
-        fresh.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+        fresh.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
 
 
 def whole(text: str) -> int | float:
-    """Read a whole number of JSON; one of more digits than a float can have is a float, which may be infinite."""
+    """Parse a JSON integer; one with more than 300 digits becomes a float, which may be infinite."""
     return int(text) if len(text) <= 300 else float(text)
 
 
 LEVELS = 40
-"""Of dicts and lists in each other: our files have fewer than ten."""
+"""Maximum nesting of dicts and lists; our files have fewer than ten levels."""
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file, which may be anybody's."""
+    """Read a JSON file from an untrusted source."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of results at {path}.")
     try:
@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
         below = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
         level = [child for children in below for child in children]
     if level or content is None:
-        raise ValueError(f"{path} is nothing that byov writes: it is empty, or its JSON is nested too deeply.")
+        raise ValueError(f"{path} was not written by byov: it is empty, or its JSON is nested too deeply.")
     return content
 
 
@@ -100,10 +100,10 @@ REAL = (int, float)
 
 
 def misfit(tree: Any, pattern: Any, where: str = "") -> str:
-    """Return where a tree is not of a pattern, such as "protocol.bins is a list"; empty if it is nowhere.
+    """Return the first mismatch of a tree with a pattern, such as "protocol.bins is a list", or "" if it matches.
 
-    A pattern is a type, a tuple of types, a list that holds the pattern of its items, or a dict that holds those of
-    some keys; "key?" may be absent or None, and "*" stands for all keys.
+    A pattern is a type, a tuple of types, a list with the pattern of its items, or a dict with the patterns of some
+    keys: "key?" may be absent or None, and "*" stands for all keys.
     """
     kind = type(pattern) if isinstance(pattern, dict | list) else pattern
     if not isinstance(tree, kind) or (isinstance(tree, bool) and kind is not bool):
@@ -121,6 +121,6 @@ def misfit(tree: Any, pattern: Any, where: str = "") -> str:
 
 
 def _called(tree: Any) -> str:
-    """Return what a JSON value is, in words."""
+    """Describe a JSON value in words."""
     names = {dict: "an object", list: "a list", str: "text", type(None): "absent"}
     return names.get(type(tree)) or json.dumps(tree)

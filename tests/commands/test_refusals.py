@@ -36,7 +36,7 @@ REFUSED = [
     ("probe file", "file is not a byov checkpoint"),
     ("probe pickle.pt", "pickle.pt is not a byov checkpoint"),
     ("probe cut", "is truncated: it has"),
-    ("probe headless", "is damaged: of its header, config is absent"),
+    ("probe headless", "is damaged: in its header, config is absent"),
     ("probe other", "other is not a"),
     ("probe list", "list is not a"),
     ("evaluate empty --out out.json", "There is no run at empty"),
@@ -55,7 +55,7 @@ REFUSED = [
     ("probe byov --device gpu", "There is no device 'gpu' here."),
     ("probe byov --device cuda:77", "There is no device 'cuda:77' here."),
     ("probe byov --out empty --force", "empty is a folder: --out takes the name of a file"),
-    ("probe byov --out file", "file exists: choose another --out, or say --force."),
+    ("probe byov --out file", "file exists: choose another --out, or add --force."),
     ("probe byov --out file/a/b.json", "is a file: there can be no b.json below it"),
     # byov evaluate
     ("evaluate python:some_nets:bayes", "--data NAME"),

@@ -89,7 +89,7 @@ def labelled(*labels: Any) -> dict[str, Any]:
         ({"train_images": np.zeros((2, 4, 4, 5), np.uint8)}, "train", r"NHW, not uint8 \(2, 4, 4, 5\)"),
         ({"train_images": IMAGES[:, :0]}, "train", r"none of them 0, not torch.uint8 \(2, 1, 0, 4\)"),
         ({"train_images": IMAGES[:0]}, "train", "none of them 0"),
-        ({"train_images": IMAGES}, "test", "no 'test' images; it has train; it is to have 'test_images'"),
+        ({"train_images": IMAGES}, "test", "no 'test' images; it has train; it must have 'test_images'"),
         ({"train_images": IMAGES}, "extra", r"no 'extra' images; it has train\.$"),
         ({"images": IMAGES}, "test", r"the arrays images; .* 'test_images' \(uint8; .* and 'test_labels' \(whole"),
         (labelled(0, 0, 0), "train", "one per image"),
@@ -160,7 +160,7 @@ def test_an_npz_with_any_byte_flipped_is_read_or_named(tmp_path: Path) -> None:
     assert all(str(path) in sentence for sentence in told)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("train_images", b"junk")
-    with pytest.raises(ValueError, match=r"own\.npz: 'train_images' is no array\."):
+    with pytest.raises(ValueError, match=r"own\.npz: 'train_images' is not an array\."):
         load(f"npz:{path}")
     with pytest.raises(ValueError, match=r"none\.npz is not a readable \.npz file: No such file"):
         load(f"npz:{tmp_path / 'none.npz'}")

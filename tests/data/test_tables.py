@@ -154,7 +154,7 @@ TRAIN, TEST = np.array([[0, 1, 2, 3]]), np.array([[4, 5]])
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"y": np.array(list("abcdef"))}, "y is to hold numbers"),
+        ({"y": np.array(list("abcdef"))}, "y must hold numbers"),
         ({"y": np.arange(5)}, r"X \(N, D\) and y \(N,\)"),
         ({"X": np.ones((1, 2)), "y": np.ones(1)}, r"t\.npz has 1 row: splits need at least two\."),
         ({"y": None}, r"t\.npz has no array 'y'; it has the arrays X\."),
@@ -165,7 +165,7 @@ TRAIN, TEST = np.array([[0, 1, 2, 3]]), np.array([[4, 5]])
         ({"split_train": TRAIN, "split_test": TEST[0]}, "a line per split"),
         ({"split_train": TRAIN, "split_test": TEST[[0, 0]]}, "a line per split"),
         ({"split_train": TRAIN[:0], "split_test": TEST[:0]}, "a line per split"),
-        ({"split_train": TRAIN, "split_test": TEST[:, :0]}, "split 0 is to have a list of whole numbers as its test"),
+        ({"split_train": TRAIN, "split_test": TEST[:, :0]}, "split 0 must have a list of whole numbers as its test"),
         ({"split_train": TRAIN}, "has no array 'split_test'"),
     ],
 )
@@ -228,7 +228,7 @@ def test_uci_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         uci("yacht", tmp_path)
     rows = np.column_stack([1990 + np.arange(4), np.arange(8).reshape(4, 2)])
     np.savetxt(tmp_path / "uci" / "YearPredictionMSD.txt", rows, delimiter=",")
-    with pytest.raises(ValueError, match="year: split 0 is to have"):
+    with pytest.raises(ValueError, match="year: split 0 must have"):
         uci("year", tmp_path)  # a part of the file has no test rows
     monkeypatch.setattr("byov.data.tables.YEAR_TRAIN", 3)
     year = uci("year", tmp_path)

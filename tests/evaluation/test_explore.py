@@ -42,7 +42,7 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     assert (protocol["settings"]["samples"], protocol["runs"]["byov"]["data"]["images"]) == (3, 40)
 
     again = ("explore", runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path)
-    assert "noise.json exists: choose another --out, or say --force." in call(*again)[2]
+    assert "noise.json exists: choose another --out, or add --force." in call(*again)[2]
     before = (tmp_path / "noise.json").read_bytes()
     assert call(*again, "--force")[0] == 0
     assert (tmp_path / "noise.json").read_bytes() == before

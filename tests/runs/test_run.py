@@ -122,7 +122,7 @@ def test_other_kinds_of_runs_are_refused(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mean": [0.1, 0.2, 0.3]}, "mean and std are not of 1 channels"),
+        ({"mean": [0.1, 0.2, 0.3]}, "mean and std do not have 1 channels"),
         ({"mean": [float("nan")]}, "mean or std is out of range"),
         ({"std": [0.0]}, "mean or std is out of range"),
     ],
@@ -133,5 +133,5 @@ def test_moments_that_images_cannot_have_are_damage(
     state = checkpoint.load(runs / "bbb" / CHECKPOINT)
     about = {**state["recipe"], "data": {**state["recipe"]["data"], **changes}}
     checkpoint.save(tmp_path / CHECKPOINT, {**state, "recipe": about})
-    with pytest.raises(ValueError, match=f"{CHECKPOINT} is damaged: of its header, {said}"):
+    with pytest.raises(ValueError, match=f"{CHECKPOINT} is damaged: in its header, {said}"):
         open_run(tmp_path)

@@ -192,7 +192,7 @@ def test_bad_input_gets_a_sentence(train: Labelled, test: Labelled) -> None:
         ({"batch": 0}, "batch is at least 1"),
         ({"rates": ()}, "above 0"),
         ({"rates": (0.1, -1.0)}, "above 0"),
-        ({"draws_read": -1}, "no draws or more"),
+        ({"draws_read": -1}, "draws_read is at least 0"),
     ):
         with pytest.raises(ValueError, match=says):
             replace(SETTINGS, **change)  # type: ignore[arg-type]

@@ -280,7 +280,7 @@ def test_an_objective_is_named_by_a_recipe() -> None:
     assert learner("vicreg", "ssl.weights=[1, 2, 3]").objective.weights == (1.0, 2.0, 3.0)
     for changes, sentence in (
         (["ssl.objective=vicrec"], "no objective called 'vicrec': byol, simsiam"),
-        (["ssl.objective=python:students:encoder"], "no subclass of"),
+        (["ssl.objective=python:students:encoder"], "not a subclass of"),
         (["ssl.objective=vicreg", "ssl.temperature=1"], "VICReg has no temperature"),
         (["ssl.objective=barlow", "ssl.weights=[1, 2]"], "Barlow Twins has 1 weights"),
         (["ssl.weights=[1]"], "BYOL has 0 weights"),

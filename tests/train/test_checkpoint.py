@@ -149,7 +149,7 @@ def test_every_flipped_byte_is_told_or_harmless(tmp_path: Path) -> None:
     flipped = bytearray(whole)
     flipped[-9] ^= 1
     path.write_bytes(flipped)
-    with pytest.raises(ValueError, match=r"x is damaged: \w is not what was saved\. Take another copy of it\.$"):
+    with pytest.raises(ValueError, match=r"x is damaged: \w does not match its checksum\. Use another copy\.$"):
         checkpoint.load(path)
     path.write_bytes(whole.replace(b"0.125", b"0.625"))
     with pytest.raises(ValueError, match="x is damaged: its header"):
@@ -186,7 +186,7 @@ LOOP.append(LOOP)
 @pytest.mark.parametrize(
     ("state", "error", "said"),
     [
-        (LOOP, ValueError, "holds itself"),
+        (LOOP, ValueError, "contains itself"),
         ({"a": {"b": {1, 2}}}, TypeError, "a/b is a set"),
         ({"a": [object()]}, TypeError, "a/0 is a object"),
         ({1.5: 0}, TypeError, "key 1.5"),

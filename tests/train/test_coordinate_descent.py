@@ -99,7 +99,7 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             coordinate_descent(model, loss, batch, rounds=1, steps=1)
-    with pytest.raises(ValueError, match="3 patches are dealt out in 1 to 3 groups"):
+    with pytest.raises(ValueError, match="3 patches are split into 1 to 3 groups"):
         coordinate_descent(make(), loss, batch, rounds=1, steps=1, groups=4)
 
 

@@ -27,7 +27,7 @@ def test_torchruns_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch, n
     assert fabric.world_size == nodes * each
 
 
-@pytest.mark.parametrize(("key", "most"), [("devices", "here at most"), ("nodes", "torchrun or srun")])
+@pytest.mark.parametrize(("key", "most"), [("devices", "for this CPU: at most"), ("nodes", "torchrun or srun")])
 def test_processes_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, key: str, most: str) -> None:
     monkeypatch.setattr("lightning.fabric.Fabric.launch", lambda self: None)  # lest they be started after all
     with pytest.raises(ValueError, match=f"train.{key}=99999 .*{most}"):

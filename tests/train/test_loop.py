@@ -92,7 +92,7 @@ def test_a_run_of_another_length_or_on_other_images_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        *(("position", place, "is no place in its data") for place in ((1,), (0, -1), "ab", None)),
+        *(("position", place, "is not a position in its data") for place in ((1,), (0, -1), "ab", None)),
         *(("step", step, f"it says step {step} of 12") for step in (13, -1, 1.5)),
     ],
 )
@@ -353,7 +353,7 @@ def test_only_some_steps_are_reported(tmp_path: Path) -> None:
         ({"minutes": nan}, "train.minutes is a number above 0 or none, not nan"),
         ({"save_minutes": nan}, "train.save_minutes is a number of at least 0, not nan"),
         ({"clip": -1.0}, "train.clip is a number above 0 or none, not -1.0"),
-        ({"warmup": 3.5}, "do not fit into train.epochs=3: say how many, as in --set train.warmup=0.3"),
+        ({"warmup": 3.5}, "do not fit into train.epochs=3: choose fewer, as in --set train.warmup=0.3"),
         ({"decay": "all", "optimizer": "lars"}, "train.decay = 'all' is for sgd, adam and adamw"),
     ],
 )
@@ -365,7 +365,7 @@ def test_bad_settings_are_told_in_a_sentence(setting: dict[str, Any], sentence: 
 def test_a_batch_must_be_shared_out_and_a_training_has_steps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one step, not 0"):
         log_var_rate(0)
-    with pytest.raises(ValueError, match=r"train\.batch=8 cannot be shared by 1 processes × 3 accumulated parts"):
+    with pytest.raises(ValueError, match=r"train\.batch=8 cannot be divided among 1 processes × 3 accumulated parts"):
         make(tmp_path, replace(CONFIG, accumulate=3))
     for accumulate in (1, 4):
         with pytest.raises(ValueError, match="noise has"):

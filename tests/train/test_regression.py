@@ -193,10 +193,10 @@ INFINITE = np.where(np.arange(120).reshape(30, 4) == 17, np.inf, X0)
 @pytest.mark.parametrize(
     ("X", "y", "families", "settings", "sentence"),
     [
-        (X0, np.array(["high", "low"] * 15), byov.EMP(5), SHORT, "y is to hold numbers, not <U4, such as 'high'"),
-        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y is to hold numbers"),
-        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y is to hold numbers, but has 'n/a'"),
-        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows of one length"),
+        (X0, np.array(["high", "low"] * 15), byov.EMP(5), SHORT, "y must hold numbers, not <U4, such as 'high'"),
+        (X0, [*Y0[:-1].tolist(), "n/a"], byov.EMP(5), SHORT, "y must hold numbers"),
+        (X0, np.array([*Y0[:-1], "n/a"], dtype=object), byov.EMP(5), SHORT, "y must hold numbers, but has 'n/a'"),
+        ([[1, 2], [3]], Y0, byov.EMP(5), SHORT, "rows have the same length"),
         (X0, HOLES, byov.EMP(5), SHORT, "y has missing or infinite values in 4 rows, the first is row 4"),
         (INFINITE, Y0, byov.EMP(5), SHORT, "X has a missing or infinite value in row 5"),
         (X0, Y0[:-1], byov.EMP(5), SHORT, r"X \(N, D\) and y"),
@@ -219,7 +219,7 @@ def test_bad_tables(X: Any, y: Any, families: Any, settings: Settings, sentence:
         (byov.EMP(5, learn_probs=True), "probabilities are fixed: EMP takes no learn_probs"),
         (byov.Ensemble(5, learn_probs=True), "probabilities are fixed: Ensemble takes no learn_probs"),
         (byov.EMP(5, spread=0.9), r"start at Settings\.gamma and 0: EMP takes no spread"),
-        (byov.Ensemble(5, spread=0.1), "start anew, each from a seed of its own: Ensemble takes no spread"),
+        (byov.Ensemble(5, spread=0.1), "start from separate seeds: Ensemble takes no spread"),
         (byov.ECMP(5, start="reset"), "ECMP takes no start='reset'"),
     ],
 )

@@ -142,7 +142,7 @@ def test_one_command_line_starts_stops_and_resumes(
     status, _, error = call(*command)
     assert status == 0
     assert "finished" in error
-    assert "equal to the bit" not in error
+    assert "bit-identical" not in error
     assert start(recipe(), tmp_path / "whole")
     assert differences(state(tmp_path / "run"), state(tmp_path / "whole")) == []
     assert [line["step"] for line in log(tmp_path / "run")] == list(range(1, 9))
@@ -162,14 +162,14 @@ def test_other_numbers_of_threads_and_versions_are_told(tmp_path: Path, capsys: 
     start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
     error = " ".join(capsys.readouterr().err.split())
     assert (
-        "warning: The run will not be equal to the bit to one in one piece: it was saved with torch 2.0, not" in error
+        "warning: The run will not be bit-identical to an uninterrupted one: it was saved with torch 2.0, not" in error
     )
     assert "threads 7, not 1, processes 2, not 1." in error
     for name in ("threads", "processes", "device"):  # as older checkpoints
         del saved[name]
     checkpoint.save(file, saved)
     start(recipe("train.minutes=1e-9"), tmp_path, resume=True)
-    assert "equal to the bit" not in capsys.readouterr().err
+    assert "bit-identical" not in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_folder(tmp_path: Path, call: Any) -> None:
@@ -302,8 +302,8 @@ def test_pictures_that_cannot_be_read_are_told_of_by_every_process(tmp_path: Pat
 def test_two_processes_end_in_one_sentence(tmp_path: Path) -> None:
     """A setting that does not fit, a process that is killed, and one that alone is asked to stop."""
     _, error = launch(tmp_path / "odd", "train.batch=65", processes=2).communicate(timeout=1800)
-    assert error.count("train.batch=65 cannot be shared by 2 processes × 1 accumulated parts") == 1
-    assert error.index("cannot be shared") < error.index("Traceback")  # which is torchrun's
+    assert error.count("train.batch=65 cannot be divided among 2 processes × 1 accumulated parts") == 1
+    assert error.index("cannot be divided") < error.index("Traceback")  # which is torchrun's
     kill = str(int(signal.SIGKILL))
     process = launch(tmp_path / "dies", "train.epochs=50", processes=2, BYOV_TEST_SIGNAL=kill)
     _, error = process.communicate(timeout=1800)

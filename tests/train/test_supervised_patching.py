@@ -184,7 +184,7 @@ def test_before_norm_is_trained_and_restored_and_its_gates_are_not_learned(tmp_p
 
 
 def test_a_network_without_batchnorm_has_no_such_place() -> None:
-    with pytest.raises(ValueError, match="no BatchNorm that dropout could come before"):
+    with pytest.raises(ValueError, match="no BatchNorm to put dropout before"):
         add_gates(nn.Linear(2, 2))
 
 
@@ -230,7 +230,7 @@ def test_input_zero_and_the_noise_of_shared_layers_come_from_a_recipe(tmp_path: 
     task = PenalisedTask(module, "", settings.posterior, settings.train, 1)
     assert [len(task.patched), len(task.shared)] == [1, 1]
     for wrong in ("posterior.family=none", "posterior.on=all"):
-        with pytest.raises(ValueError, match="noise of what lies beside patches"):
+        with pytest.raises(ValueError, match="noise of weights beside patches"):
             recipe(*words, wrong)
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name, batches that can be resumed, tables for regression."""
+"""Data sets by name, resumable batches, and tables for regression."""
 
 from byov.data import augmentations, corruptions
 from byov.data.batches import Batch, Batches, epoch_order

@@ -2,7 +2,7 @@
 
 The paper names Gaussian noise, shearing and salt-and-pepper noise among "various augmentations" and gives no strengths:
 the list and the numbers here are ours. Lengths are in units of the image's shorter side, so that they hold at any size.
-What has a direction or a sign draws it for each image; only the severity sets the strength.
+Directions and signs are drawn for each image; the strength depends only on the severity.
 """
 
 import torch
@@ -39,7 +39,7 @@ def rotation(images: Tensor, generator: torch.Generator | None, degrees: float) 
 
 
 def about_centre(images: Tensor, linear: Tensor) -> Tensor:
-    """Warp by linear maps (N, 2, 2), from the result to its source, about the image's centre; black outside."""
+    """Warp about the image's centre by linear maps (N, 2, 2) from output to input; black outside."""
     height, width = images.shape[-2:]
     centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=images.dtype, device=images.device)
     offset = centre - linear @ centre
@@ -48,7 +48,7 @@ def about_centre(images: Tensor, linear: Tensor) -> Tensor:
 
 @shift(byov=(0.05, 0.1, 0.15, 0.2, 0.3))
 def translation(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
-    """Move by `distance` sides in a direction drawn from the circle, black outside."""
+    """Move by `distance` sides in a uniformly random direction, black outside."""
     angles = uniform((images.shape[0],), 0.0, 2.0 * torch.pi, images, generator)
     pixels = distance * min(images.shape[-2:])
     matrices = torch.eye(2, 3, dtype=images.dtype, device=images.device).repeat(images.shape[0], 1, 1)
@@ -58,7 +58,7 @@ def translation(images: Tensor, generator: torch.Generator | None, distance: flo
 
 @shift(byov=(0.015, 0.025, 0.035, 0.05, 0.07))
 def blur(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
-    """Blur with a Gaussian that has a standard deviation of σ sides."""
+    """Blur with a Gaussian whose standard deviation is σ sides."""
     return image_ops.gaussian_blur(images, sigma * min(images.shape[-2:]))
 
 
@@ -82,7 +82,7 @@ def saturation(images: Tensor, generator: torch.Generator | None, factor: float)
 
 @shift(rgb_only=True, byov=(0.05, 0.1, 0.2, 0.3, 0.5))
 def hue(images: Tensor, generator: torch.Generator | None, turns: float) -> Tensor:
-    """Turn the hue by ± this part of the colour circle."""
+    """Rotate the hue by ± this fraction of the colour circle."""
     turned = transforms.adjust_hue(images.unbind(1), turns * signs((images.shape[0],), images, generator))
     return torch.stack(turned, dim=1)
 
@@ -95,7 +95,7 @@ def solarize(images: Tensor, generator: torch.Generator | None, threshold: float
 
 @shift(byov=(5, 4, 3, 2, 1))
 def posterize(images: Tensor, generator: torch.Generator | None, bits: int) -> Tensor:
-    """Cut the eight bits of each value to the highest `bits`."""
+    """Keep only the highest `bits` of the eight bits of each value."""
     step = 2 ** (8 - bits)
     return (images * 255.0).round_().div_(step).floor_().mul_(step / 255.0)
 
@@ -104,7 +104,8 @@ def posterize(images: Tensor, generator: torch.Generator | None, bits: int) -> T
 def elastic(images: Tensor, generator: torch.Generator | None, distance: float) -> Tensor:
     """Displace smoothly and randomly, with a standard deviation of `distance` sides along each axis.
 
-    It is white noise blurred by σ = 0.06 sides; U(−1, 1) noise so blurred has a standard deviation of 1/(√3 · 2√π σ).
+    The field is white noise blurred by σ = 0.06 sides; U(−1, 1) noise blurred so has a standard deviation of
+    1/(√3 · 2√π σ).
     """
     side = min(images.shape[-2:])
     sigma = max(0.06 * side, 1.0)
@@ -136,5 +137,5 @@ AUGMENTATIONS: dict[str, Shift] = {made.name: made for made in list(vars().value
 
 
 def augment(images: Tensor, name: str, severity: int = 1, generator: torch.Generator | None = None) -> Tensor:
-    """Return the images under the augmentation `name` at a severity from 1 to 5; the contract is that of `corrupt`."""
+    """Apply the augmentation `name` at a severity from 1 to 5; the contract is that of `corrupt`."""
     return find(AUGMENTATIONS, name, "augmentation")(images, severity, generator)

@@ -1,7 +1,7 @@
-"""Batches in an order that can be resumed to the bit.
+"""Batches in an order that can be resumed bit for bit.
 
-The order of epoch e is a pure function of (seed, e). Where a run stands is (epoch, position), two whole numbers: no
-random state is saved, and a loader's read-ahead does not matter.
+The order of epoch e is a pure function of (seed, e). The position in the data is two integers, (epoch, position): no
+random state is saved, and prefetching in a loader does not matter.
 """
 
 import os
@@ -18,11 +18,11 @@ from byov.data.datasets import FolderSet, ImageSet
 from byov.data.printable import printable
 from byov.data.tables import Rows
 
-TOLERATED = 0.01  # the share of images that may be unreadable before a run stops
+TOLERATED = 0.01  # fraction of images that may be unreadable before a run stops
 
 
 class Batch(NamedTuple):
-    """Some images of a set, with their labels (or None) and their indices in the set."""
+    """Images with their labels (or None) and their indices in the set."""
 
     images: Tensor
     labels: Tensor | None
@@ -34,13 +34,14 @@ def epoch_order(
 ) -> Tensor:
     """Return the indices that one of `world` ranks sees in an epoch; a pure function of its arguments.
 
-    Rank r takes every world-th index of the common permutation. `even` leaves out the last size mod world, so that all
-    ranks have the same number; without it every index occurs exactly once over the ranks, as an evaluation needs.
+    Rank r takes every world-th index of the common permutation. `even` drops the last size mod world indices, so that
+    all ranks have equally many; without it every index occurs exactly once across the ranks, as an evaluation needs.
     """
     if size < 1 or not 0 <= rank < world:
         raise ValueError(f"An order needs size > 0 and 0 ≤ rank < world, not size {size}, rank {rank}, world {world}.")
     if shuffle:
-        # numpy's seed sequence mixes (seed, epoch) well: torch's alone would make seed + 1 a shifted copy of epochs
+        # numpy's SeedSequence mixes (seed, epoch) well: seeding torch with seed + epoch would make the epochs of
+        # seed + 1 a shifted copy of those of seed
         word = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
         order = torch.randperm(size, generator=torch.Generator().manual_seed(int(word >> np.uint64(1))))
     else:
@@ -49,12 +50,12 @@ def epoch_order(
 
 
 class Batches:
-    """Iterate over the rest of the current epoch, then stand at the start of the next one.
+    """Iterate over the rest of the current epoch, then move to the start of the next one.
 
-    `state` is (epoch, position): set before a batch is handed out, so that a checkpoint written after the step on it
-    resumes with the next one. Sets in memory are indexed where they lie; folders are read by `workers` processes, and
-    an image that cannot be read is left out of its batch and noted in `unreadable`, with the reason. More of them than
-    the `tolerated` share end the run.
+    `state` is (epoch, position). It is updated before a batch is yielded, so that a checkpoint written after the step
+    on that batch resumes with the next one. Sets in memory are indexed on their own device; folders are read by
+    `workers` processes. An image that cannot be read is left out of its batch and recorded in `unreadable`, with the
+    reason. If more than the `tolerated` fraction is unreadable, a `ValueError` is raised.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch."""
+        """Return the number of batches in a full epoch."""
         images = len(self._order(0))
         return images // self.batch_size if self.drop_last else -(-images // self.batch_size)
 
@@ -107,7 +108,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         order = self._order(self.epoch)
         if not isinstance(self.data, FolderSet):
-            order = order.to(self.data.images.device)  # once an epoch: each copy from the host waits for the GPU
+            order = order.to(self.data.images.device)  # once per epoch: each copy from the host waits for the GPU
         parts = list(order.split(self.batch_size))[: len(self)][self.position :]
         for batch in self._streamed(parts) if isinstance(self.data, FolderSet) else self._stored(parts):
             self.position += 1
@@ -153,7 +154,7 @@ class Batches:
             raise ValueError(self._unreadable_sentence(self.unreadable, f", over {self.tolerated:.0%}"))
 
     def left_out(self) -> str:
-        """Tell what was left out so far, by any of the processes; empty if nothing. All of them have to ask."""
+        """Describe the images left out so far by any process, or return "" if none; all processes must call this."""
         parts: list[Any] = [self.unreadable] * self.world
         if self.world > 1:
             dist.all_gather_object(parts, self.unreadable)
@@ -168,7 +169,7 @@ class Batches:
 
 
 def _collate(items: list[Tensor | str]) -> tuple[Tensor, list[str]]:
-    """Stack the images that could be read, and say of each item why it could not; "" if it could."""
+    """Stack the images that could be read, and return for each item why it could not be read, or ""."""
     found = [image for image in items if isinstance(image, Tensor)]
     images = torch.stack(found) if found else torch.empty(0, dtype=torch.uint8)
     return images, [item if isinstance(item, str) else "" for item in items]

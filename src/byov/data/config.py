@@ -1,4 +1,4 @@
-"""Which images a recipe is about."""
+"""The data section of a recipe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from byov.data.sources import check_shape, load
 
 @dataclass(frozen=True)
 class DataConfig:
-    """A data set and the part of it that is held out; a recipe's [data]."""
+    """A data set and the part of it that is held out: a recipe's [data]."""
 
     name: str = "digits"
     root: str | None = None
     image_size: int | None = None
     channels: int | None = None
     holdout: float = 0.0
-    """Leave out this share of the training set, to choose settings on."""
+    """Fraction of the training set to hold out, for choosing settings."""
     holdout_seed: int = 0
     download: bool = False
 
@@ -29,7 +29,7 @@ class DataConfig:
             raise ValueError(f"data.holdout_seed is a whole number from 0 to below 2^63, not {self.holdout_seed}.")
 
     def load(self, split: str = "train") -> ImageSet | FolderSet:
-        """Load the images of a split; of "train" what is not held out, and "holdout" is the rest of it."""
+        """Load the images of a split: "train" is without the held-out part, "holdout" is that part."""
         source = "train" if split == "holdout" else split
         data = load(
             self.name, source, self.root, image_size=self.image_size, channels=self.channels, download=self.download
@@ -44,7 +44,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Like:
-    """What a network needs to know of images that are not at hand."""
+    """The properties of a data set that a network needs, without the data itself."""
 
     channels: int
     image_size: int
@@ -53,9 +53,9 @@ class Like:
     images: int
     digest: str = ""
     columns: tuple[str, ...] = ()
-    """Of a table: the features' names, where its file had any."""
+    """For a table: the names of the features, if its file has any."""
     target: str | None = None
-    """Of a table: the target's name."""
+    """For a table: the name of the target."""
 
     def __len__(self) -> int:
         return self.images

@@ -1,4 +1,4 @@
-"""Sets of images, in memory or in picture files, and a part of one held out for choosing."""
+"""Image sets, in memory or as picture files, and holding out a part for model selection."""
 
 import hashlib
 import os
@@ -59,13 +59,13 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Return the first 12 hex digits of the SHA-256 of shape, pixels and labels: which data made a result."""
+        """Return the first 12 hex digits of the SHA-256 of shape, pixels and labels, to identify the data."""
         arrays = [part.cpu().numpy() for part in (self.images, self.labels) if part is not None]
         return _digest([repr(tuple(self.images.shape)).encode(), *(np.ascontiguousarray(a).data for a in arrays)])
 
     @cached_property
     def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        # exact, from counts of the 256 values: no float copy of the set
+        # exact, from counts of the 256 values, without a float copy of the set
         counts = torch.zeros(self.channels, 256, dtype=torch.int64)
         for chunk in self.images.split(4096):
             for channel, pixels in enumerate(chunk.cpu().unbind(1)):
@@ -96,7 +96,7 @@ class ImageSet:
         return replace(self, images=self.images[indices], labels=labels)
 
     def resized(self, image_size: int | None = None, channels: int | None = None) -> "ImageSet":
-        """Return square images of `image_size` pixels (antialiased bilinear) with 1 or 3 channels; None keeps them."""
+        """Return square images of `image_size` pixels (antialiased bilinear), with 1 or 3 channels; None keeps each."""
         images = self.images
         if channels is not None and channels != self.channels:
             if {channels, self.channels} != {1, 3}:
@@ -119,11 +119,11 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class FolderSet(Dataset):
-    """Images on disk; item i is a uint8 tensor (channels, image_size, image_size), or why it cannot be read.
+    """Images on disk; item i is a uint8 tensor (channels, image_size, image_size), or the reason it cannot be read.
 
-    The shorter side is scaled to image_size / crop pixels and the central square is cut out. For BYOL's views ask for
-    images a little larger than the view (256 for 224). Mean and std are ImageNet's: a pass over the disk for one's own
-    would cost an epoch.
+    The shorter side is scaled to image_size / crop pixels and the central square is cut out. For BYOL's views,
+    use images a little larger than the view (256 for 224). Mean and std are ImageNet's: computing the set's own would
+    cost an epoch of reading.
     """
 
     name: str
@@ -141,14 +141,14 @@ class FolderSet(Dataset):
         path, mode = self.paths[index], "L" if self.channels == 1 else "RGB"
         try:
             image = read_picture(path, self.image_size, mode, self.crop)
-        except Exception as error:  # decoders raise anything; a broken file is one picture less, not the end of a run
+        except Exception as error:  # decoders raise anything; one broken file must not end a run
             return reason(error).replace(f" {path!r}", "")
         array = np.array(image).reshape(self.image_size, self.image_size, self.channels)
         return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
     @cached_property
     def digest(self) -> str:
-        """Return the first 12 hex digits of a SHA-256 over every file's last two names and size, not its contents."""
+        """Return the first 12 hex digits of a SHA-256 over every file's folder, name and size, not its contents."""
         return _digest(os.fsencode(os.path.join(*Path(p).parts[-2:])) + f" {_size(p)}\n".encode() for p in self.paths)
 
     @property
@@ -168,19 +168,19 @@ class FolderSet(Dataset):
 
 
 LONGEST = 8
-"""Of a picture that is longer than so many times its shorter side, the middle is kept, before anything is enlarged."""
+"""The largest aspect ratio: longer pictures are cropped to their middle before any resizing."""
 
 
 def read_picture(path: str, image_size: int, mode: str, crop: float = 1.0) -> Image.Image:
     """Decode a file in `mode`, "RGB" or "L", scale the shorter side to image_size / crop, cut out the centre.
 
-    As torchvision's ImageFolder: the first frame, without alpha, as it lies in the file. What eight bits cannot hold is
-    scaled by its type: 16 bits to their upper eight, floating-point values from [0, 1].
-    Pillow's limit on the number of pixels holds; what cannot be read raises whatever its decoder raises.
+    As in torchvision's ImageFolder, this is the first frame, without alpha and with the orientation stored in the file.
+    Values of more than eight bits are scaled by type: 16 bits to their upper eight, floating-point values from [0, 1].
+    Pillow's limit on the number of pixels applies. Errors of the decoder are raised unchanged.
     """
     side = round(image_size / crop)
     with Image.open(path) as file:
-        file.draft(mode, (side, side))  # a JPEG need not be decoded at more than the size asked for
+        file.draft(mode, (side, side))  # a JPEG can be decoded at a reduced size
         image = _eight_bits(file).convert(mode)
     longest = LONGEST * min(image.size)
     if max(image.size) > longest:
@@ -196,7 +196,7 @@ def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def _eight_bits(file: Image.Image) -> Image.Image:
-    """Return pictures of 16 bits and of floats in eight bits, others as they are; Pillow would cut them off at 255."""
+    """Scale 16-bit and float pictures, which Pillow would clip at 255, to eight bits; return others unchanged."""
     if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):
         bits = getattr(file, "tag_v2", {}).get(258, (16,))[0]  # a TIFF may hold 12
         values = torch.from_numpy(np.asarray(file).astype(np.int32) << (31 - bits))
@@ -220,12 +220,12 @@ def _digest(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def _size(path: str) -> int:
-    """Return a file's size in bytes, −1 where there is none: a link may lead nowhere."""
+    """Return a file's size in bytes, or −1 if it does not exist, as for a broken link."""
     return os.path.getsize(path) if os.path.exists(path) else -1
 
 
 def free_memory() -> int | None:
-    """Return how many bytes may still be taken, what the system would give back of its caches included."""
+    """Return the available memory in bytes, including reclaimable caches; None if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -236,7 +236,7 @@ def free_memory() -> int | None:
 
 
 def check_memory(size: int, what: str, advice: str = "") -> None:
-    """Refuse what would take more bytes than are free; where the system does not say, that is nothing."""
+    """Raise if `size` bytes exceed the available memory; do nothing where that is unknown."""
     if (free := free_memory()) is not None and size > free:
         gib = f"{size / 2**30:,.0f} GiB in memory, where {free / 2**30:,.0f} are free"
         raise ValueError(f"{what} would take {gib}{advice}.")
@@ -248,7 +248,7 @@ AnySet = TypeVar("AnySet", bound=ImageSet | FolderSet)
 def holdout(data: AnySet, fraction: float = 0.1, seed: int = 0) -> tuple[AnySet, AnySet]:
     """Split a set into (kept, held out) for model selection: a pure function of the labels, the fraction and the seed.
 
-    Each class gives its share, rounded; both parts keep the order of the set.
+    The fraction is taken from each class, rounded; both parts keep the order of the set.
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"The fraction to hold out lies between 0 and 1, not at {fraction}.")

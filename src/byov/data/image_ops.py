@@ -1,6 +1,6 @@
-"""Blurs, warps and colour arithmetic on a batch of images, with the borders of the libraries they mirror.
+"""Blurs, warps and colour arithmetic on a batch of images, with the border handling of the libraries they mirror.
 
-Border modes are named by what a row a b c d continues with on the left:
+Border modes are named by how a row a b c d continues to the left:
 "reflect" c b | a b c d (OpenCV's default), "symmetric" b a | a b c d (scipy's "reflect"), "edge" a a | a b c d.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def border_index(positions: Tensor, length: int, border: str) -> Tensor:
-    """Return the pixel in 0, …, length − 1 that stands at each whole position, however far outside it lies."""
+    """Map integer positions, however far outside the image, to pixel indices 0, …, length − 1."""
     if border == "edge" or length == 1:
         return positions.clamp(0, length - 1)
     period, mirror = {"reflect": (2 * length - 2, 0), "symmetric": (2 * length, 1)}[border]
@@ -22,7 +22,7 @@ def border_index(positions: Tensor, length: int, border: str) -> Tensor:
 
 
 def pad(images: Tensor, rows: int, columns: int, border: str) -> Tensor:
-    """Continue the images by `rows` above and below and by `columns` left and right."""
+    """Pad the images by `rows` above and below and by `columns` left and right."""
     height, width = images.shape[-2:]
     device = images.device
     vertical = border_index(torch.arange(-rows, height + rows, device=device), height, border)
@@ -33,7 +33,7 @@ def pad(images: Tensor, rows: int, columns: int, border: str) -> Tensor:
 def gaussian_matrix(length: int, sigma: float, radius: int, border: str) -> Tensor:
     """Return the length × length matrix, in double precision, that blurs a row by exp(−i²/2σ²), |i| ≤ radius.
 
-    A matrix takes any σ, also one whose kernel is wider than the image, and makes the blur two matrix products.
+    This works for any σ, even if the kernel is wider than the image, and makes the blur two matrix products.
     """
     taps = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (taps.double() / sigma) ** 2)
@@ -45,7 +45,7 @@ def gaussian_matrix(length: int, sigma: float, radius: int, border: str) -> Tens
 
 
 def gaussian_blur(images: Tensor, sigma: float, truncate: float = 4.0, border: str = "edge") -> Tensor:
-    """Blur as scikit-image does: a Gaussian cut at `truncate` σ, borders continued by the edge pixel."""
+    """Blur as scikit-image does: a Gaussian cut at `truncate` σ, with borders extended by the edge pixel."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return images
@@ -56,7 +56,7 @@ def gaussian_blur(images: Tensor, sigma: float, truncate: float = 4.0, border: s
 
 
 def motion_blur(images: Tensor, radius: int, sigma: float, angles: Tensor) -> Tensor:
-    """Blur every image along its own angle (degrees, shape (N,)) by one half of a Gaussian, as ImageMagick does.
+    """Blur every image along its own angle (degrees, shape (N,)) with half a Gaussian, as ImageMagick does.
 
     out(p) = Σᵢ kᵢ in(p + oᵢ) with oᵢ = ⌈i·(sin, cos) − ½⌉ in rows and columns, kᵢ ∝ exp(−i²/2σ²), i = 0, …, 2·radius,
     and the edge pixel beyond the border.
@@ -69,7 +69,7 @@ def motion_blur(images: Tensor, radius: int, sigma: float, angles: Tensor) -> Te
     down = torch.ceil(steps * torch.sin(direction) - 0.5).long()  # (N, taps)
     right = torch.ceil(steps * torch.cos(direction) - 0.5).long()
 
-    # Each shifted row is a window of a row continued to both sides, so a tap copies whole rows and no single pixels.
+    # Each shifted row is a window of a row padded on both sides, so a tap copies whole rows, not single pixels.
     padded = pad(images, 0, taps - 1, "edge")
     stride = padded.shape[-1]
     windows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
@@ -84,7 +84,7 @@ def motion_blur(images: Tensor, radius: int, sigma: float, angles: Tensor) -> Te
 
 
 def pixel_grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of every pixel, shapes (H, 1) and (1, W)."""
+    """Return the row and column of every pixel, shapes (H, 1) and (1, W)."""
     height, width = images.shape[-2:]
     rows = torch.arange(height, dtype=images.dtype, device=images.device)
     columns = torch.arange(width, dtype=images.dtype, device=images.device)
@@ -92,7 +92,7 @@ def pixel_grid(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def warp(images: Tensor, rows: Tensor, columns: Tensor, border: str) -> Tensor:
-    """Read the images bilinearly at (rows, columns), each of shape (N, H, W), in pixels; "black" is zero outside."""
+    """Sample the images bilinearly at (rows, columns) in pixels, each of shape (N, H, W); "black" is zero outside."""
     # grid_sample reflects about the border pixels' centres or about their outer edges, depending on align_corners.
     padding, corners = {
         "reflect": ("reflection", True),
@@ -118,7 +118,7 @@ def displace(images: Tensor, field: Tensor) -> Tensor:
 
 
 def affine(images: Tensor, matrices: Tensor, border: str) -> Tensor:
-    """Warp every image by its own 2×3 matrix, which takes (column, row, 1) of the result to the place it comes from."""
+    """Warp every image by its own 2×3 matrix, which maps (column, row, 1) of the output to its source in the input."""
     rows, columns = pixel_grid(images)
     m = matrices.to(images)[:, :, :, None, None]
     source_columns, source_rows = (m[:, i, 0] * columns + m[:, i, 1] * rows + m[:, i, 2] for i in (0, 1))
@@ -126,7 +126,7 @@ def affine(images: Tensor, matrices: Tensor, border: str) -> Tensor:
 
 
 def zoom_crop(length: int, factor: float) -> tuple[int, int]:
-    """Return first pixel and length of the centre part that fills `length` pixels after enlargement by `factor`."""
+    """Return the first pixel and length of the centre part that fills `length` pixels when enlarged by `factor`."""
     kept = math.ceil(length / factor)
     return (length - kept) // 2, kept
 

@@ -1,4 +1,4 @@
-"""Images to read a model on: labelled, in memory, in the size it takes."""
+"""Labelled images to evaluate a model on, in memory and in the size the model takes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def sized(
     image_size: int | None = None,
     native: bool = False,
 ) -> ImageSet | FolderSet:
-    """Load a split, its images square with `image_size` pixels a side.
+    """Load a split with square images of `image_size` pixels a side.
 
-    With `native`, for a network that was trained on images as they are, those whose longer side has that many already
-    stay as they are too.
+    With `native`, for a network trained on images in their original shape, images whose longer side is already
+    `image_size` are not resized.
     """
     data = load(name, split, root, channels=channels, image_size=None if native else image_size)
     return data if image_size in (None, data.image_size) else data.resized(image_size)
@@ -39,7 +39,7 @@ def labelled(
     limit: int | None = None,
     seed: int = 0,
 ) -> ImageSet:
-    """Load a split of a named set with its labels; `limit` takes that many of its images at random, in their order."""
+    """Load a split of a named set with its labels; `limit` takes a random subset of that size, in the set's order."""
     if limit is not None and limit < 1:
         raise ValueError(f"An evaluation needs at least one image, not a limit of {limit}.")
     data = sized(name, split, root, channels, image_size, native)
@@ -50,7 +50,7 @@ def labelled(
 
 
 def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
-    """Return the images of a set as one tensor, but for those that cannot be read; refuses a set without labels."""
+    """Load a labelled set into memory, leaving out images that cannot be read; raise if it has no labels."""
     if data.labels is None:
         raise ValueError(
             f"The {split} split of {data.name} has no labels, and an evaluation needs one for every image."
@@ -68,7 +68,7 @@ def in_memory(data: ImageSet | FolderSet, split: str) -> ImageSet:
 
 
 def check_classes(train: ImageSet, test: ImageSet, split: str) -> None:
-    """Refuse two splits whose labels count different classes: a folder's are numbered by the sub-folders it has."""
+    """Raise if the splits have different classes: in a folder, labels are numbered by its sub-folders."""
     if train.class_names != test.class_names:
         counts = f"{len(train.class_names)} and {len(test.class_names)}"
         raise ValueError(f"The training and the {split} split of {test.name} have different classes ({counts}).")

@@ -1,14 +1,14 @@
-"""Names and errors in words that can be printed on one line."""
+"""File names and errors as text that can be printed on one line."""
 
 import os
 
 
 def printable(name: str) -> str:
-    """Return a file's name as text that can be printed and stored, also where its bytes are no UTF-8."""
+    """Return a file name as text that can be printed and stored, even if its bytes are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of what an error says, or its kind where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     said = error.strerror if isinstance(error, OSError) else None
     return ((said or str(error)).strip().splitlines() or [type(error).__name__])[0]

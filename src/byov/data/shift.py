@@ -1,8 +1,8 @@
-"""A shift of the data at five severities: the one contract that corruptions and augmentations obey.
+"""Data shifts at five severities: the common contract of corruptions and augmentations.
 
 A shift is a pure function `f(images, severity, generator)`. Images are floating-point tensors (N, C, H, W) in [0, 1]
-with one or three channels; the result has the same shape, dtype and device, lies in [0, 1], and depends on nothing but
-the three arguments. The input is never written to.
+with one or three channels; the result has the same shape, dtype and device, lies in [0, 1], and depends only on the
+three arguments. The input is never modified.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from torch import Tensor
 from byov.data.image_ops import gaussian_blur
 
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALL_SIDE = 64  # the longest shorter side for which the CIFAR-10-C parameters are used
+SMALL_SIDE = 64  # images whose shorter side is at most this get the CIFAR-10-C parameters
 
 Strength = tuple[float, ...]
 
@@ -25,7 +25,8 @@ class Shift:
     """A named shift and its strength at each severity.
 
     `apply(images, generator, *strength)` does the work; `tables` holds five strengths under each name. A shift with the
-    tables "imagenet" and "cifar" uses the second where the image's shorter side is at most 64 pixels, unless told.
+    tables "imagenet" and "cifar" uses "cifar" for images whose shorter side is at most 64 pixels, unless `table` is
+    given.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Shift:
         return self.apply(work, generator, *strength).clamp(0.0, 1.0).to(images.dtype)
 
     def strength(self, severity: int, side: int, table: str | None = None) -> Strength:
-        """Return the parameters that `apply` gets for an image whose shorter side is `side` pixels."""
+        """Return the parameters of `apply` for an image whose shorter side is `side` pixels."""
         if table is None:
             table = next(iter(self.tables)) if len(self.tables) == 1 else "cifar" if side <= SMALL_SIDE else "imagenet"
         if table not in self.tables:
@@ -62,7 +63,7 @@ class Shift:
 
 
 def shift(*, rgb_only: bool = False, **tables: Sequence[float | Strength]) -> Callable[[Callable[..., Tensor]], Shift]:
-    """Decorate `apply(images, generator, *strength)` with its tables of five strengths and make it a `Shift`."""
+    """Decorate `apply(images, generator, *strength)` with its tables of five strengths, which makes it a `Shift`."""
     strengths = {
         name: tuple(row if isinstance(row, tuple) else (row,) for row in rows) for name, rows in tables.items()
     }

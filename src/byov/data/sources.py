@@ -1,11 +1,11 @@
 """Image sets by name.
 
-    load("digits")                                the default: scikit-learn's, nothing to fetch
+    load("digits")                                the default: scikit-learn's digits, no download
     load("cifar10", "test", root="~/data")        NAME.npz in the folder, else torchvision's copy there
-    load("folder:PATH", "train", image_size=256)  images on disk, read as they are needed
-    load("npz:PATH", "test")                      arrays of your own
+    load("folder:PATH", "train", image_size=256)  images on disk, read when needed
+    load("npz:PATH", "test")                      your own arrays
 
-The folder is `root`, else the environment's BYOV_DATA, else ~/.cache/byov.
+The folder is `root`, else the environment variable BYOV_DATA, else ~/.cache/byov.
 """
 
 import difflib
@@ -40,13 +40,13 @@ TORCHVISION: dict[str, Callable[[Path, str, bool], Any]] = {
 NAMES = ("digits", *TORCHVISION, "imagenet")
 SPLITS = ("train", "test")
 EXTRA_SPLITS = {"svhn": ("extra",), "stl10": ("unlabeled",)}
-LARGEST = 4096  # pixels along a side that images are brought to
-MOST_CLASSES = 10_000  # that images are labelled with where there are fewer labels than classes
+LARGEST = 4096  # maximum image_size
+MOST_CLASSES = 10_000  # for unnamed classes, unless there are more labels
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Return where data sets lie: `root`, else the environment's BYOV_DATA, else ~/.cache/byov."""
+    """Return the folder of the data sets: `root`, else the environment variable BYOV_DATA, else ~/.cache/byov."""
     return Path(root or os.environ.get("BYOV_DATA") or "~/.cache/byov").expanduser()
 
 
@@ -61,8 +61,8 @@ def load(
 ) -> ImageSet | FolderSet:
     """Load the `split` ("train" or "test"; "unlabeled" for stl10, "extra" for svhn) of a named set.
 
-    `image_size` and `channels` (1 or 3) resize it: `load("digits", image_size=32, channels=3)` suits a network made for
-    CIFAR. Nothing is fetched unless `download` is set.
+    `image_size` and `channels` (1 or 3) convert the images: `load("digits", image_size=32, channels=3)` suits a network
+    made for CIFAR. Nothing is downloaded unless `download` is set.
     """
     check_shape(image_size, channels)
     kind, colon, path = name.partition(":")
@@ -76,7 +76,7 @@ def load(
         return npz(path, split).resized(image_size, channels)
     if (colon and kind == "table") or name.lower().endswith((".csv", ".tsv", ".txt")):
         raise ValueError(
-            f"{name!r} is no set of images: "
+            f"{name!r} is not an image set: "
             "byov train takes a table as data.name = 'table:FILE', Python by byov.data.table."
         )
     if colon:
@@ -89,7 +89,7 @@ def load(
 
 
 def check_shape(image_size: int | None, channels: int | None, prefix: str = "") -> None:
-    """Refuse sizes and channels that images cannot be brought to; `prefix` is that of the keys."""
+    """Raise if images cannot be converted to this size or number of channels; `prefix` precedes the names in errors."""
     if image_size is not None and not 1 <= image_size <= LARGEST:
         raise ValueError(f"{prefix}image_size is a number of pixels from 1 to {LARGEST}, not {image_size}.")
     if channels not in (None, 1, 3):
@@ -97,7 +97,7 @@ def check_shape(image_size: int | None, channels: int | None, prefix: str = "") 
 
 
 def digits(split: str = "train") -> ImageSet:
-    """Load scikit-learn's 1,797 digits, 8×8, one channel, 0…16 spread over 0…255; a fixed quarter is the test set."""
+    """Load scikit-learn's 1,797 digits, 8×8, one channel, 0…16 scaled to 0…255; a fixed quarter is the test set."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -109,7 +109,7 @@ def digits(split: str = "train") -> ImageSet:
 
 
 def cifar10h(root: str | Path | None = None) -> Tensor:
-    """Load CIFAR-10H: how many of about 50 people chose each class, (10,000, 10), in CIFAR-10's test order."""
+    """Load CIFAR-10H: how many of about 50 annotators chose each class, (10,000, 10), in CIFAR-10's test order."""
     path = data_root(root) / "cifar10h.npz"
     if not path.is_file():
         raise ValueError(f"{path} is missing: save CIFAR-10H's counts (10,000 × 10) there as the array 'counts'.")
@@ -119,16 +119,16 @@ def cifar10h(root: str | Path | None = None) -> Tensor:
 def npz(path: str | Path, split: str = "train", name: str | None = None) -> ImageSet:
     """Load the `split`, "train" or "test", of an image set in an .npz file.
 
-    Such a file holds `train_images` and `test_images` (uint8; NHWC, NCHW or NHW, with 1 or 3 channels), `train_labels`
-    and `test_labels` (whole numbers from 0, one per image; a split without them is unlabelled), and `class_names` if
-    the labels have names. One split is enough. Images may be packed, see `_unpack`.
+    The file holds `train_images` and `test_images` (uint8; NHWC, NCHW or NHW, with 1 or 3 channels), `train_labels` and
+    `test_labels` (integers from 0, one per image; a split without them is unlabelled), and optionally `class_names`.
+    One split is enough. Images may be packed, see `_unpack`.
     """
     file = Arrays(path)
     here = [s for s in SPLITS if f"{s}_images" in file or f"{s}_blob" in file]
     if split not in here:
         has = " and ".join(here) or f"the arrays {', '.join(sorted(file.names))}"
         wants = f"'{split}_images' (uint8; NHWC, NCHW or NHW) and '{split}_labels' (whole numbers)"
-        hint = f"; it is to have {wants}" if split in SPLITS else ""
+        hint = f"; it must have {wants}" if split in SPLITS else ""
         raise ValueError(f"{file.path} has no {split!r} images; it has {has}{hint}.")
     images = file[f"{split}_images"] if f"{split}_images" in file else _unpack(file, split)
     labels = {s: _labels(file[f"{s}_labels"], file.path) for s in SPLITS if f"{s}_labels" in file}
@@ -143,7 +143,7 @@ def npz(path: str | Path, split: str = "train", name: str | None = None) -> Imag
 
 
 def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
-    """Return labels as int64; floats that are whole pass, since NumPy makes them of whole numbers readily."""
+    """Return labels as int64; integral floats are accepted, since NumPy readily turns integers into floats."""
     with np.errstate(invalid="ignore"):  # infinite ones
         odd = labels[labels % 1 != 0] if labels.dtype.kind in "biuf" else labels
     if odd.size:
@@ -154,7 +154,7 @@ def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _numbered(labels: np.ndarray, path: Path) -> tuple[str, ...]:
-    """Name classes by their numbers, which have to be in proportion to how many labels there are."""
+    """Name classes by their numbers; raise if the largest is out of proportion to the number of labels."""
     highest = int(labels.max(initial=-1))
     if highest >= max(MOST_CLASSES, len(labels)):
         raise ValueError(
@@ -170,15 +170,15 @@ def _nchw(images: np.ndarray, where: str | Path) -> Tensor:
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"The images in {where} are to be uint8 of shape NHWC, NCHW or NHW, not {got}.")
-    return torch.from_numpy(np.array(images, order="C"))  # a copy: what was unpacked may be read-only
+        raise ValueError(f"The images in {where} must be uint8 of shape NHWC, NCHW or NHW, not {got}.")
+    return torch.from_numpy(np.array(images, order="C"))  # a copy: unpacked arrays may be read-only
 
 
 def _unpack(file: Arrays, split: str) -> np.ndarray:
     """Read images packed as `{split}_blob`, with `image_shape` and a `codec`.
 
-    "xz" is one stream of raw pixels; "webp", "png" or "jpeg" are pictures at `{split}_offsets`, each a sheet with
-    `sheet_cols` images to a row.
+    "xz" is one stream of raw pixels; "webp", "png" and "jpeg" are pictures at `{split}_offsets`, each a sheet with
+    `sheet_cols` images per row.
     """
     shape, blob, codec = file["image_shape"], file[f"{split}_blob"], str(file["codec"])
     offsets = None if codec == "xz" else file[f"{split}_offsets"]
@@ -198,7 +198,7 @@ def _unpack(file: Arrays, split: str) -> np.ndarray:
 
 
 def _decompressed(content: bytes, size: int | None) -> bytes:
-    """Decompress xz: as many bytes as `size` says, or as there is memory for; few bytes may stand for very many."""
+    """Decompress xz, up to `size` bytes or the available memory: a small file may expand enormously."""
     stream, parts, found = lzma.LZMADecompressor(), [], 0
     while not (stream.eof and not content):
         if stream.eof:  # a file may hold several streams
@@ -239,8 +239,8 @@ def _named(name: str, split: str, root: Path, download: bool) -> ImageSet:
 def folder(path: str | Path, split: str = "train", image_size: int | None = None, channels: int = 3) -> FolderSet:
     """Find the images under a path.
 
-    PATH/train and PATH/test (or val) are its splits where they exist; a path without them is one set, "train". Within a
-    split, sub-folders are classes in alphabetical order; images lying there directly make an unlabelled set.
+    PATH/train and PATH/test (or val) are its splits if they exist; a path without them is one set, "train". Within a
+    split, sub-folders are classes in alphabetical order; images directly in the split make an unlabelled set.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -266,7 +266,7 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
 
 
 def is_picture(path: str | Path) -> bool:
-    """Tell if a path is that of a picture, by its name: whether there is one or not."""
+    """Check by its name whether a path is a picture; the file need not exist."""
     return str(path).lower().endswith(IMG_EXTENSIONS) and not Path(path).expanduser().is_dir()
 
 
@@ -284,7 +284,7 @@ def _walk(path: Path) -> list[str]:
 
 
 def _images(path: Path, names: list[str]) -> list[str]:
-    """Return the files that are named as images; a link that leads nowhere is one that cannot be read."""
+    """Return the paths of files named as images, including broken links, which count as unreadable images."""
     images = (name for name in names if name.lower().endswith(IMG_EXTENSIONS))
     places = (str(path / name) for name in images if not os.path.basename(name).startswith("."))
     return sorted(place for place in places if os.path.isfile(place) or not os.path.exists(place))

@@ -1,4 +1,4 @@
-"""Regression tables: the UCI benchmark with its standard splits, and tables of your own."""
+"""Regression tables: the UCI benchmark with its standard splits, and your own tables."""
 
 import csv
 import hashlib
@@ -22,14 +22,14 @@ YEAR_TRAIN = 463_715  # the authors' split of YearPredictionMSD: the songs after
 
 
 class Scale(NamedTuple):
-    """Mean and standard deviation of every column; the deviation of a constant column is 1, so that it divides."""
+    """Mean and standard deviation of every column; the standard deviation of a constant column is set to 1."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
     def of(cls, columns: Tensor, name: str = "The table") -> "Scale":
-        """Return the scale of every column; refuse columns that are too large, or too small, for one in float32."""
+        """Return the scale of every column; raise if a column's values are out of the range of float32."""
         largest = columns.abs().amax(0)
         odd = ((largest > LARGEST) | ((largest > 0) & (largest < 1 / LARGEST))).nonzero()
         if len(odd):
@@ -45,16 +45,16 @@ class Scale(NamedTuple):
         return (columns - self.mean) / self.std
 
     def restore(self, columns: Tensor) -> Tensor:
-        """Bring standardised columns back to their own scale."""
+        """Transform standardised columns back to their original scale."""
         return columns * self.std + self.mean
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One split, standardised by its training part: z = (x − mean) / std, for features and targets alike.
+    """One split, standardised by its training part: z = (x − mean) / std, for both features and targets.
 
-    Columns that are constant in the training part are divided by 1. `y_mean` and `y_std` undo it: an RMSE is in the
-    target's own unit after multiplying by `y_std`.
+    Columns that are constant in the training part are divided by 1. `y_mean` and `y_std` undo the standardisation:
+    multiply an RMSE by `y_std` to get it in the target's unit.
     """
 
     X_train: Tensor
@@ -69,7 +69,7 @@ class Fold:
 class Table:
     """Features X (N, D), target y (N,), further targets y_other (N, k) or None, and splits as (train, test) indices.
 
-    `columns` are the features' names and `target` is the target's, where the file had names that tell columns apart.
+    `columns` are the features' names and `target` is the target's, if the file has unique column names.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Table:
     def fold(
         self, index: int = 0, targets: Literal["first", "all"] = "first", dtype: torch.dtype = torch.float32
     ) -> Fold:
-        """Return split `index`, standardised; y is (n, 1), or (n, 1 + k) with every target."""
+        """Return split `index`, standardised; y is (n, 1), or (n, 1 + k) with targets="all"."""
         train, test = self.split(index)
         y = self.all_targets if targets == "all" else self.y[:, None]
         x_scale, y_scale = Scale.of(self.X[train], f"{self.name}: X"), Scale.of(y[train], f"{self.name}: y")
@@ -119,16 +119,15 @@ class Table:
 
     @property
     def all_targets(self) -> Tensor:
-        """Return the target and the further ones, (N, 1 + k)."""
+        """Return the target and any further targets, (N, 1 + k)."""
         return torch.cat([self.y[:, None], *([] if self.y_other is None else [self.y_other])], 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The training rows of a split as a run takes them: a batch's images are features, its labels targets (n, T).
+    """The training rows of a split with the interface of an image set: `images` are features, `labels` targets (n, T).
 
-    `images` and `labels` are standardised; `mean` and `std` are the features' moments, `y_mean` and `y_std` the
-    targets'.
+    Both are standardised; `mean` and `std` are the features' moments, `y_mean` and `y_std` the targets'.
     """
 
     name: str
@@ -165,29 +164,29 @@ def training_rows(data: Table, split: int = 0) -> Rows:
 
 
 def as_numbers(values: Any, name: str) -> Tensor:
-    """Return a tensor, an array, a data frame or lists of numbers in float64 on the CPU; refuse words."""
+    """Convert a tensor, an array, a data frame or lists to a float64 CPU tensor; raise on anything but numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
-            raise ValueError(f"{name} is to hold real numbers, not {values.dtype}.")
+            raise ValueError(f"{name} must hold real numbers, not {values.dtype}.")
         return values.detach().double().cpu()
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ValueError(f"{name} is to be a table with rows of one length.") from error
-    if array.dtype == object:  # columns of several kinds, as data frames have them
+        raise ValueError(f"{name} must be a table whose rows have the same length.") from error
+    if array.dtype == object:  # columns of several types, as in data frames
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError):
             word = next((v for v in array.flat if not isinstance(v, int | float | np.number)), None)
-            raise ValueError(f"{name} is to hold numbers, but has {word!r}.") from None
+            raise ValueError(f"{name} must hold numbers, but has {word!r}.") from None
     if array.dtype.kind not in "fiub":
         example = f", such as {str(array.flat[0])!r}" if array.size else ""
-        raise ValueError(f"{name} is to hold numbers, not {array.dtype}{example}.")
+        raise ValueError(f"{name} must hold numbers, not {array.dtype}{example}.")
     return torch.from_numpy(array.astype(np.float64))
 
 
 def refuse_gaps(values: Tensor, name: str) -> None:
-    """Refuse missing and infinite values, and say in which row the first of them is, counting from 1."""
+    """Raise on missing or infinite values; the error names the first such row, counting from 1."""
     rows = 1 + torch.atleast_1d(~values.isfinite()).nonzero()[:, 0].unique()
     if len(rows) == 1:
         raise ValueError(f"{name} has a missing or infinite value in row {int(rows[0])}.")
@@ -196,11 +195,11 @@ def refuse_gaps(values: Tensor, name: str) -> None:
 
 
 def check_split(train: Tensor, test: Tensor, rows: int, name: str) -> None:
-    """Refuse indices that are no rows of the table, and rows that are both trained and tested on."""
+    """Raise on indices that are not rows of the table, and on rows in both training and test."""
     for part, indices in (("training", train), ("test", test)):
         if indices.is_floating_point() or indices.ndim != 1 or not len(indices):
             got = f"{indices.dtype} of shape {tuple(indices.shape)}"
-            raise ValueError(f"{name} is to have a list of whole numbers as its {part} rows, not {got}.")
+            raise ValueError(f"{name} must have a list of whole numbers as its {part} rows, not {got}.")
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= rows:
             raise ValueError(f"{name} has the {part} row {low if low < 0 else high}, of rows 0 to {rows - 1}.")
@@ -212,7 +211,7 @@ def check_split(train: Tensor, test: Tensor, rows: int, name: str) -> None:
 def random_splits(
     rows: int, count: int = 20, test: float = 0.1, seed: int = 0, name: str = "The table"
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return `count` random splits, each a pure function of (rows, seed, its number); errors mention `name`."""
+    """Return `count` random splits, each a pure function of (rows, seed, its index); errors mention `name`."""
     if rows < 2:
         raise ValueError(f"{name} has {rows} row{'' if rows == 1 else 's'}: splits need at least two.")
     if count < 1 or not 0.0 < test < 1.0:
@@ -225,7 +224,7 @@ def random_splits(
 def uci(name: str, root: str | Path | None = None) -> Table:
     """Load a set of the regression benchmark from ROOT/uci/NAME.npz, with its standard splits (20; Protein 5, Year 1).
 
-    Year is also read from the original YearPredictionMSD.txt.
+    Year can also be read from the original YearPredictionMSD.txt.
     """
     place = data_root(root) / "uci"
     path, text = place / f"{name.replace('-', '_')}.npz", place / "YearPredictionMSD.txt"
@@ -240,10 +239,10 @@ def uci(name: str, root: str | Path | None = None) -> Table:
 
 
 def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int = 0) -> Table:
-    """Load a table of your own: an .npz with X and y, or a .csv whose target column is `target`, a name or a number.
+    """Load your own table: an .npz with X and y, or a .csv whose target column is `target`, a name or an index.
 
-    A .csv may start with a line of column names, none of which is a number. Without split_train and split_test in the
-    file, `splits` random 90:10 splits are made.
+    A .csv may start with a line of column names, none of which is a number. If the file has no split_train and
+    split_test, `splits` random 90:10 splits are made.
     """
     path = Path(path).expanduser()
     if path.suffix == ".npz":
@@ -253,7 +252,7 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
     X = torch.from_numpy(np.delete(rows, place, axis=1))
     made = random_splits(len(rows), splits, seed=seed, name=str(path))
     found = Table(path.stem, X, torch.from_numpy(rows[:, place].copy()), made)
-    if len(set(names)) < rows.shape[1]:  # none, or some that several columns have
+    if len(set(names)) < rows.shape[1]:  # no names, or duplicate ones
         return found
     return replace(found, columns=(*names[:place], *names[place + 1 :]), target=names[place])
 
@@ -261,10 +260,10 @@ def table(path: str | Path, target: str | int = -1, splits: int = 20, seed: int 
 def features(
     path: str | Path, count: int, target: str | int = -1, columns: Sequence[str] = (), name: str | None = None
 ) -> Tensor:
-    """Return the `count` features of the rows to predict, of a .csv, or of X in an .npz.
+    """Read the `count` features of the rows to predict, from a .csv or from X in an .npz.
 
-    A file with column names gives `columns` in that order, and may have the target, called `name`, beside them. Where
-    the file or the model knows no names the number of columns has to fit, with the one at `target` or without it.
+    If file and model both have column names, the features are `columns`, in that order; the file may also contain the
+    target, called `name`. Otherwise the number of columns must match, with or without the one at `target`.
     """
     path = Path(path).expanduser()
     if path.suffix == ".npz":
@@ -283,7 +282,7 @@ def features(
 
 
 def matched(names: Sequence[str], columns: Sequence[str], target: str | None, where: str | Path) -> list[int]:
-    """Return the places of `columns` among `names`, which are to be the same but for their order and the target."""
+    """Return the indices of `columns` in `names`; raise if they differ by more than order and the target."""
     missing = [column for column in columns if column not in names]
     extra = [name for name in names if name not in (*columns, target)]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -295,7 +294,7 @@ def matched(names: Sequence[str], columns: Sequence[str], target: str | None, wh
 
 
 def _place(path: Path, names: Sequence[str], count: int, target: str | int) -> int:
-    """Return the number of the target's column."""
+    """Return the index of the target's column."""
     if isinstance(target, int):
         if not -count <= target < count or count < 2:
             raise ValueError(f"{path} has {count} columns, so none can be the target at {target}.")
@@ -314,7 +313,7 @@ def _csv(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
     if path.suffix != ".csv":
         raise ValueError(f"A table is a .csv or an .npz file, not {path.name}.")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel starts files with a byte-order mark
             lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -327,7 +326,7 @@ def _csv(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
     first = [cell.strip() for cell in lines[0][1]]
     names = tuple(first) if all(_number(cell) is None for cell in first) else ()
     width = len(first)
-    if "" in names or (width > 2 and first == [str(i) for i in range(width)]):  # as pandas writes them
+    if "" in names or (width > 2 and first == [str(i) for i in range(width)]):  # pandas writes such headers
         what = (
             f"a column without a name, number {names.index('')}" if names else "the columns' numbers in its first line"
         )

@@ -1,12 +1,12 @@
-"""Image operations on a batch, each image with a strength of its own.
+"""Image operations on a batch, with a separate strength for each image.
 
 Images are floats (N, C, H, W) in [0, 1]; strengths are tensors (N,). Nothing here is random and nothing branches on
-data, so a chain of these compiles into one graph. An operation that an image is to be spared is one with the neutral
-strength (factor 1, shift 0, σ 0): that is exact and needs no masks. Resizing and blurring are linear along each axis,
-so they are two batched matrix products with a matrix per image; flips and crops are part of the same matrix.
+data, so a chain of these operations compiles into one graph. To skip an operation for an image, give it the neutral
+strength (factor 1, shift 0, σ 0): this is exact and needs no masks. Resizing and blurring are linear along each axis,
+so they are two batched matrix products with one matrix per image; flips and crops are part of the same matrix.
 
-The colour operations take and give the planes of a batch, `images.unbind(1)`: they mix the channels of a pixel, which
-a compiler fuses into one kernel over separate planes and not over a stack of them.
+The colour operations take and return the planes of a batch, `images.unbind(1)`: they mix the channels of a pixel, and
+a compiler fuses this into one kernel over separate planes, but not over a stack of them.
 """
 
 import math
@@ -23,7 +23,7 @@ GRAY = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """Return uint8 images as floats in [0, 1], floating-point images as they are."""
+    """Scale uint8 images to floats in [0, 1]; floating-point images keep their values."""
     if images.dtype == torch.uint8:
         return images.float() / 255
     return images.float()
@@ -32,8 +32,8 @@ def to_unit(images: Tensor) -> Tensor:
 def along_axes(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return rows · image · columnsᵀ for every image and channel: rows is (N, H', H), columns (N, W', W).
 
-    In full float32 even under autocast, whose bfloat16 would round the weights to three digits. With the rows
-    outermost, channels fold into the other axis of each product, so that no matrix is repeated per channel.
+    The products are in full float32 even under autocast, whose bfloat16 would round the weights to three digits. With
+    the rows outermost, channels fold into the other axis of each product, so that no matrix is repeated per channel.
     """
     n, channels, height, width = images.shape
     with torch.autocast(images.device.type, enabled=False):
@@ -43,7 +43,7 @@ def along_axes(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Return Keys' cubic kernel with a = −½, the one that PIL, TensorFlow and torchvision's antialiased resize use."""
+    """Return Keys' cubic kernel with a = −½, as used by PIL, TensorFlow and torchvision's antialiased resize."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -51,9 +51,9 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def resize_matrix(start: Tensor, length: Tensor, flip: Tensor, inputs: int, outputs: int) -> Tensor:
-    """Return (N, outputs, inputs): antialiased bicubic resampling of pixels [start, start + length) to `outputs`.
+    """Return the matrices (N, outputs, inputs) that resample pixels [start, start + length) by antialiased bicubic.
 
-    Pixels outside the crop get no weight, as if the crop had been cut out first. `flip` (N, bool) reverses the axis.
+    Pixels outside the crop have weight 0, as if the crop had been cut out first. `flip` (N, bool) reverses the axis.
     """
     dtype, device = length.dtype, length.device
     scale = (length / outputs).view(-1, 1, 1)
@@ -66,7 +66,10 @@ def resize_matrix(start: Tensor, length: Tensor, flip: Tensor, inputs: int, outp
 
 
 def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
-    """Return (N, size, size): Gaussian blur with an odd `kernel`, borders reflected; the identity where σ is 0."""
+    """Return the matrices (N, size, size) of a Gaussian blur with an odd `kernel` and reflected borders.
+
+    Where σ is 0, the matrix is the identity.
+    """
     reach = kernel // 2
     if kernel % 2 == 0 or reach >= size:
         raise ValueError(f"A blur's kernel is odd and at most twice the image, not {kernel} for {size} pixels.")
@@ -78,21 +81,21 @@ def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
 
     i = torch.arange(size, dtype=sigma.dtype, device=sigma.device).view(1, -1, 1)
     j = torch.arange(size, dtype=sigma.dtype, device=sigma.device).view(1, 1, -1)
-    # pixel j also stands at −j and at 2(size−1)−j, where the reflected border shows it
+    # by reflection, pixel j also appears at −j and at 2(size−1)−j
     mirrored = weight(-j - i) * (j > 0) + weight(2 * (size - 1) - j - i) * (j < size - 1)
     weights = weight(j - i) + mirrored
     return weights / weights.sum(-1, keepdim=True)
 
 
 def gray(planes: Planes) -> Tensor:
-    """Return luminance (N, H, W); a single plane is its own."""
+    """Return the luminance (N, H, W); a single plane is returned unchanged."""
     if len(planes) == 1:
         return planes[0]
     return GRAY[0] * planes[0] + GRAY[1] * planes[1] + GRAY[2] * planes[2]
 
 
 def adjust_tone(planes: Planes, brightness: Tensor, saturation: Tensor) -> Planes:
-    """Blend each image with black (brightness) or with its own gray (saturation; nothing on one plane).
+    """Blend each image with black (brightness) or with its own gray (saturation; no effect on one plane).
 
     At most one of an image's two factors may differ from 1.
     """
@@ -110,7 +113,7 @@ def adjust_contrast(planes: Planes, factor: Tensor) -> Planes:
 
 
 def adjust_hue(planes: Planes, shift: Tensor) -> Planes:
-    """Turn the hue by `shift` of a full circle (in [−½, ½]), value and chroma unchanged; nothing on one plane."""
+    """Rotate the hue by `shift` of a full circle (in [−½, ½]); value and chroma are kept, one plane is unchanged."""
     if len(planes) == 1:
         return planes
     red, green, blue = planes
@@ -132,11 +135,11 @@ def adjust_hue(planes: Planes, shift: Tensor) -> Planes:
 def jitter(
     planes: Planes, brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor, turn: Tensor
 ) -> Planes:
-    """Apply all four, for each image in its own order: turn (N, 4) holds the place, 0 to 3, of each argument.
+    """Apply all four operations, in a separate order for each image: turn (N, 4) holds each one's position, 0 to 3.
 
-    Four rounds of "everything, neutral where it is not its turn" would do, with four means and four hues. Contrast,
-    which needs a mean, and hue, which costs most, have only two orders, so one chain fits all: gap 0, contrast, gap 1,
-    hue, gap 2, contrast, gap 3. One of the contrasts is neutral, and the cheap two act in the gap where their turn is.
+    Four rounds of all operations, neutral when out of turn, would work, but need four means and four hues. Contrast,
+    which needs a mean, and hue, the most expensive, have only two orders, so one chain covers all: gap 0, contrast,
+    gap 1, hue, gap 2, contrast, gap 3. One of the contrasts is neutral; the two cheap operations act in their gap.
     """
     b, c, s, h = turn.unbind(1)
     contrast_first, brightness_first = c < h, b < s
@@ -161,12 +164,12 @@ def jitter(
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert x to 1 − x where x ≥ threshold (N,); a threshold above 1 leaves an image alone."""
+    """Invert x to 1 − x where x ≥ threshold (N,); a threshold above 1 leaves an image unchanged."""
     return torch.where(images >= threshold.view(-1, 1, 1, 1), 1 - images, images)
 
 
 def normalize(images: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
-    """Return (x − mean) / std per channel; None leaves that part out."""
+    """Return (x − mean) / std per channel; None skips that part."""
     if mean is not None:
         images = images - torch.tensor(mean, dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
     if std is not None:
@@ -181,17 +184,18 @@ Range = tuple[float, float]
 def place_crops(
     scale: Range, ratio: Range, tries: Tensor, where: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take the first of ten proposals that fits, else the largest central crop of an allowed aspect.
+    """Return top, left, height and width of a random crop for each image, as in torchvision's RandomResizedCrop.
 
-    As torchvision's RandomResizedCrop (Szegedy et al. 2015); returns top, left, height and width. `tries` are 2·TRIES
-    numbers from [0, 1) for each image, areas and then aspects, `where` two.
+    The crop is the first of ten proposals that fits, otherwise the largest central crop with an allowed aspect ratio
+    (Szegedy et al. 2015). `tries` holds 2·TRIES numbers from [0, 1) for each image, first for areas, then for aspect
+    ratios; `where` holds two, for the position.
     """
     low, high = (math.log(bound) for bound in ratio)
     area = height * width * (scale[0] + tries[:, :TRIES] * (scale[1] - scale[0]))
     aspect = torch.exp(low + tries[:, TRIES:] * (high - low))
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    # a proposal is taken if it fits and none before it did
+    # take a proposal if it fits and no earlier one does
     taken = (fits & (fits.cumsum(1) == 1)).to(w.dtype)
     found = fits.any(1)
     central = min(max(width / height, ratio[0]), ratio[1])
@@ -205,10 +209,10 @@ def place_crops(
 
 
 class Augmentation:
-    """A supervised augmentation: all the chance of a batch is drawn first, then the images are rendered from it."""
+    """A supervised augmentation: all random numbers of a batch are drawn first, then the images are rendered."""
 
     chances: ClassVar[int]
-    """How many random numbers an image takes."""
+    """Number of random numbers per image."""
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return augmented, normalised images from uint8 or floats (N, C, H, W) in [0, 1]."""
@@ -217,18 +221,18 @@ class Augmentation:
     def draw(
         self, images: int, generator: torch.Generator | None = None, device: torch.device | str | None = None
     ) -> Tensor:
-        """Draw all the chance of one batch: (images, chances) numbers from [0, 1), on the generator's device."""
+        """Draw all random numbers of one batch, (images, chances) from [0, 1), on the generator's device."""
         home = generator.device if generator is not None else device
         return torch.rand(images, self.chances, generator=generator, device=home).to(device, non_blocking=True)
 
     def render(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """Return the images that these uniforms stand for: a pure function that compiles as one graph."""
+        """Render the images for these uniform numbers: a pure function that compiles as one graph."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class CropFlip(Augmentation):
-    """CIFAR's supervised augmentation: a shift by up to `padding` pixels (zeros come in), a flip, normalisation."""
+    """CIFAR's supervised augmentation: a zero-padded shift by up to `padding` pixels, a flip, normalisation."""
 
     padding: int = 4
     flip: float = 0.5
@@ -255,15 +259,15 @@ class CropFlip(Augmentation):
 
 @dataclass(frozen=True)
 class ResizedCrop(Augmentation):
-    """ImageNet's supervised augmentation: a random part of the image in a fixed size, a flip, normalisation.
+    """ImageNet's supervised augmentation: a random crop resized to a fixed size, a flip, normalisation.
 
     Resizing is antialiased bicubic, as for BYOL's views; torchvision's default is bilinear.
     """
 
     size: int | None = None
-    """Side in pixels of what comes out; None keeps the images' own."""
+    """Side of the output in pixels; None keeps the images' own."""
     scale: Range = (0.08, 1.0)
-    """Share of the image's area."""
+    """Fraction of the image's area."""
     ratio: Range = (3 / 4, 4 / 3)
     """Width to height."""
     flip: float = 0.5

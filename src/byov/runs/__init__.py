@@ -1,4 +1,4 @@
-"""What a command left behind, opened in one place: its model, its data, its predictor and its protocol."""
+"""Open the run that a command left behind: its model, its data, its predictor and its protocol."""
 
 from byov.runs.header import CHECKPOINT, Header, read_header
 from byov.runs.predictor import Classifier, Predictor, Probed

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its run, read without its tensors."""
+"""Read a checkpoint's description of its run, without its tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABOUT = {
     "shape": [int],
     "class_names?": [str],
 }
-"""What every run's checkpoint says of it."""
+"""The pattern of the description in every run's checkpoint."""
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Header:
 
     file: Path
     about: dict[str, Any]
-    """Kind, config, data and shape, as training wrote them."""
+    """Kind, config, data and shape, as written by training."""
     step: int
     total: int
 
@@ -57,7 +57,7 @@ class Header:
         return self.step >= self.total
 
     def trusted(self, trust: bool) -> Header:
-        """Return the header; without trust, refuse a recipe that names code to import: it may be somebody else's."""
+        """Return the header; without `trust`, raise if the recipe names code to import, which may be malicious."""
         for key, value in flatten(self.config).items():
             if isinstance(value, str) and value.startswith("python:") and not trust:
                 named = f"{self.file} names code to import, {key} = {value}"
@@ -65,7 +65,7 @@ class Header:
         return self
 
     def restored(self, restore: Callable[[Path, torch.device | str], T], device: torch.device | str) -> T:
-        """Call a kind's `restore` on the checkpoint; where that fails, name the file."""
+        """Call a kind's `restore` on the checkpoint; errors name the file."""
         try:
             return restore(self.file, device)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -75,14 +75,14 @@ class Header:
             raise ValueError(f"{self.file} cannot be opened: {said}.") from error
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """Read the objects of a file beside the checkpoint; see `read_lines`."""
+        """Read the objects of a file in the run's folder; see `read_lines`."""
         return read_lines(self.folder / name)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file with one per line, none if it is missing; leave out a line that a kill cut short.
+    """Read the objects of a JSON Lines file, none if it is missing; skip incomplete lines, as left by a killed process.
 
-    What is no finite number is None, as the journal writes it.
+    Non-finite numbers become None, as in the journal.
     """
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
@@ -101,13 +101,13 @@ def _finite(text: str) -> float | None:
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """Return the checkpoint of a run that is named by its folder or its checkpoint."""
+    """Return the checkpoint of a run, given its folder or its checkpoint."""
     path = Path(path).expanduser()
     return path / CHECKPOINT if path.is_dir() else path
 
 
 def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) -> Header:
-    """Read the header of a run, named by its folder or its checkpoint; refuse other kinds of runs."""
+    """Read the header of a run, given its folder or its checkpoint; raise if its kind is not among `kinds`."""
     file = checkpoint_of(path)
     if not file.is_file():
         raise ValueError(f"There is no run at {path}: name a run's folder or its checkpoint.")
@@ -117,29 +117,29 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
         raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {about.get('kind')!r}.")
     wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int}) or _wrong_moments(about)
     if wrong:
-        raise ValueError(f"{file} is damaged: of its header, {wrong}.")
+        raise ValueError(f"{file} is damaged: in its header, {wrong}.")
     return Header(file, about, state.get("step") or 0, state.get("total") or 0)
 
 
 def _wrong_moments(about: dict[str, Any]) -> str:
-    """Return what is impossible in the shape and the moments of the images; empty if nothing is."""
+    """Describe what is wrong with the shape or the moments of the images, or return ""."""
     shape, mean, std = about["shape"], about["data"]["mean"], about["data"]["std"]
     if len(shape) != 2:
-        return "shape has not two numbers"
+        return "shape does not have two numbers"
     if about["kind"] == "table":
         return ""
     if not len(mean) == len(std) == shape[0]:
-        return f"mean and std are not of {shape[0]} channels"
+        return f"mean and std do not have {shape[0]} channels"
     return "" if all(map(math.isfinite, (*mean, *std))) and all(s > 0 for s in std) else "mean or std is out of range"
 
 
 def _peek(file: Path) -> dict[str, Any]:
-    """Read a checkpoint without its tensors; what is no tree of a run has a recipe of no kind."""
+    """Read a checkpoint without its tensors; return an empty recipe if it is not one of a run."""
     state = checkpoint.peek(file)
     return state if isinstance(state, dict) and isinstance(state.get("recipe"), dict) else {"recipe": {}}
 
 
 def is_table(path: str) -> bool:
-    """Tell whether a name is that of a run on a table, which has no images; see `byov.evaluation.regressions`."""
+    """Check whether a path is a run on a table, which has no images; see `byov.evaluation.regressions`."""
     file = checkpoint_of(path)
     return not path.startswith("python:") and file.is_file() and _peek(file)["recipe"].get("kind") == "table"

@@ -1,4 +1,4 @@
-"""Class probabilities of images in [0, 1], at μ and under draws: of a classifier, or of a probe on an encoder."""
+"""Class probabilities of images in [0, 1], at μ and under draws, by a classifier or by a probe on an encoder."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from byov.ssl.probe import READ, Probe
 
 
 class Predictor(Protocol):
-    """Predicts images (N, C, H, W), floats in [0, 1]; every call uses the same draws, whatever the images."""
+    """Predicts images (N, C, H, W), floats in [0, 1]; every call uses the same draws, for any images."""
 
     @property
     def posterior(self) -> bool:
-        """Tell whether there is anything to draw from."""
+        """Return True if there is a posterior to draw from."""
         ...
 
     def __call__(self, images: Tensor, samples: int | None = None) -> Prediction:
-        """Predict under `samples` draws, or at μ where it is None."""
+        """Predict under `samples` draws, or at μ if it is None."""
         ...
 
     def draws(self, images: Tensor, samples: int) -> Tensor:
@@ -42,17 +42,17 @@ class Predictor(Protocol):
 
 
 class Classifier:
-    """A network that returns logits (N, C): plain, read at μ only, or a BayesianModule. It is put in eval mode.
+    """A network that returns logits (N, C): a BayesianModule, or a plain network, which predicts only at μ.
 
     Args:
-        net: the network.
+        net: the network; it is put in eval mode.
         mean: per channel, subtracted from the images; nothing by default.
-        std: per channel, what they are then divided by.
-        strategy: of `byov.predict`.
-        tolerance: of `byov.predict`.
-        seed: of the draws.
-        batch_size: a matter of speed and memory, not of the result.
-        autocast: the dtype of mixed precision, say torch.bfloat16.
+        std: per channel; the images are then divided by it.
+        strategy: as for `byov.predict`.
+        tolerance: as for `byov.predict`.
+        seed: for the draws.
+        batch_size: affects speed and memory, not the result.
+        autocast: the dtype for mixed precision, for example torch.bfloat16.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Classifier:
 
 
 class Probed:
-    """A frozen encoder with the linear head of a probe on it."""
+    """A frozen encoder with a probe's linear head."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe

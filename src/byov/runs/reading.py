@@ -1,4 +1,4 @@
-"""The settings under which a run is read."""
+"""Settings for evaluating a run."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ Precision = Literal["32-true", "bf16-mixed"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a run is read: under which draws, on which images, where and how precisely."""
+    """How a run is evaluated: the draws, the images, the device and the precision."""
 
     samples: int = 30
     strategy: Strategy = "loop"
     seed: int = 0
-    """Of the draws, the probe, and what the limits take."""
+    """For the draws, the probe, and the images selected by the limits."""
     fit_samples: int = 8
-    """Draws that a probe is fitted under."""
+    """Number of draws for fitting a probe."""
     batch_size: int = 512
     device: torch.device | str = "cpu"
     precision: Precision = "32-true"
-    """Of the network; probes and probabilities are float32 either way."""
+    """Precision of the network; probes and probabilities are always float32."""
     temper: bool = False
     """Fit a temperature for a probe's probabilities."""
     network: Side = "student"
-    """The network of a pretraining run that a probe is fitted on: the student, or the teacher, which has no draws."""
+    """The network of a pretraining run on which a probe is fitted: the student, or the teacher, which has no draws."""
     tolerance: float | None = None
-    """Of `byov.predict`; a probe has none."""
+    """As for `byov.predict`; not supported for a probe."""
     data: str | None = None
-    """The data set's name; None: the one that the run was made from."""
+    """Name of the data set; None: the one on which the run was trained."""
     split: str = "test"
     limit: int | None = None
-    """Read this many images of the split, drawn at random; None: all."""
+    """Use this many images of the split, selected at random; None: all."""
     train_limit: int | None = None
     """Fit a probe on this many training images."""
     root: str | Path | None = None
     """The folder of the data sets."""
     image_size: int | None = None
-    """For a network of one's own: the size that images are brought to."""
+    """For your own network: the size to which images are resized."""
     channels: int | None = None
     normalise: bool = False
-    """For a network of one's own: standardise the images by the training split's moments."""
+    """For your own network: standardise the images by the moments of the training split."""
     trust: bool = False
-    """Import the module that a checkpoint's recipe names, `python:module:function`. It runs whatever is in there."""
+    """Allow importing the `python:module:function` named in a checkpoint's recipe. This executes its code."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):

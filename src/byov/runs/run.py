@@ -1,4 +1,4 @@
-"""A run of `byov pretrain` or `byov train`, or a network of one's own, opened to be read."""
+"""A run of `byov pretrain` or `byov train`, or your own network, opened for evaluation."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from byov.train import supervised
 
 
 class Run:
-    """What there is to read: a network, its images, its predictor, and what its numbers depend on.
+    """A network with its images, its predictor, and the protocol that its numbers depend on.
 
-    Opened by `open_run`. Data and predictor are loaded and fitted when they are first asked for, once.
+    Created by `open_run`. Data and predictor are loaded and fitted once, on first access.
     """
 
     kind: str
-    """"pretrain", "train", or "python" for a network of one's own."""
+    """"pretrain", "train", or "python" for your own network."""
     weights: nn.Module
-    """What the digest is of."""
+    """The module whose weights the digest covers."""
     network: nn.Module
-    """What has the parameters: the student of a pretraining run, or the classifier."""
+    """The network with the parameters: the student of a pretraining run, or the classifier."""
     recipe: Any = None
-    """The recipe it was trained by; None for a network of one's own."""
+    """The recipe of its training; None for your own network."""
     class_names: tuple[str, ...] | None = None
 
     def __init__(self, name: str, reading: Reading, header: Header | None = None) -> None:
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def posterior(self) -> bool:
-        """Tell whether predictions have anything to draw from."""
+        """Return True if predictions can use draws from a posterior."""
         return isinstance(self.network, BayesianModule)
 
     @property
@@ -76,24 +76,24 @@ class Run:
 
     @property
     def normalisation(self) -> dict[str, Any]:
-        """Return the `mean` and `std`, per channel, that images are standardised by; None where they are not."""
+        """Return the per-channel `mean` and `std` for standardising images; None if they are not standardised."""
         raise NotImplementedError
 
     # The data
 
     @property
     def needs_train(self) -> bool:
-        """Tell whether the predictor wants the training split."""
+        """Return True if the predictor needs the training split."""
         return False
 
     def load(self, split: str, limit: int | None = None) -> ImageSet:
-        """Load a labelled split of the data that it is read on, in the size that it takes."""
+        """Load a labelled split of the evaluation data, in the size that the network takes."""
         if self.data is None:
             raise ValueError("Say which images to evaluate on: --data NAME.")
         return labelled(self.data, split, self.reading.root, *self.shape, limit, self.reading.seed)
 
     def load_own(self, split: str) -> ImageSet:
-        """Load a split of the data it was trained on, without what its recipe holds out, on the reading's device."""
+        """Load a split of its training data, without the part held out by its recipe, on the reading's device."""
         config, root = self.recipe.data, self.reading.root
         data, size = replace(config, root=config.root if root is None else str(root)).load(split), self.shape[1]
         if size not in (None, data.image_size):  # it was trained on crops of another size
@@ -102,7 +102,7 @@ class Run:
 
     @cached_property
     def images(self) -> ImageSet:
-        """Return the labelled images that it is read on."""
+        """Return the labelled images for evaluation."""
         return self.load(self.reading.split, self.reading.limit)
 
     @property
@@ -112,44 +112,44 @@ class Run:
 
     @property
     def places(self) -> Tensor:
-        """Return where those images are in the whole split."""
+        """Return the indices of the evaluation images in the whole split."""
         limit, total = self.reading.limit, len(self.load(self.reading.split))
         order = torch.randperm(total, generator=Generator().manual_seed(self.reading.seed))
         return order[:limit].sort().values
 
     @cached_property
     def pixels(self) -> Tensor:
-        """Return those images as floats in [0, 1]."""
+        """Return the evaluation images as floats in [0, 1]."""
         return (self.images.images.float() / 255).to(self.reading.device)
 
     @cached_property
     def train(self) -> ImageSet | None:
-        """Return the training images, where the predictor wants them."""
+        """Return the training images if the predictor needs them, otherwise None."""
         return self.load("train", self.reading.train_limit) if self.needs_train else None
 
     # What it predicts
 
     def check(self, data: ImageSet) -> None:
-        """Refuse images or classes that it cannot take."""
+        """Raise if the network does not fit the images or their classes."""
 
     @cached_property
     def predictor(self) -> Predictor:
-        """Return what gives class probabilities, fitted if need be."""
+        """Return the predictor of class probabilities, fitted if needed."""
         raise NotImplementedError
 
     @cached_property
     def at_mean(self) -> Prediction:
-        """Return its predictions of the images at μ."""
+        """Return the predictions of the images at μ."""
         return self.predictor(self.pixels)
 
     @cached_property
     def under_draws(self) -> Prediction | None:
-        """Return its predictions of the images under draws; None without a posterior."""
+        """Return the predictions of the images under draws; None without a posterior."""
         return self.predictor(self.pixels, self.reading.samples) if self.posterior else None
 
     @property
     def prediction(self) -> Prediction:
-        """Return its best predictions: under draws where there is a posterior, else at μ."""
+        """Return the best predictions: under draws if there is a posterior, otherwise at μ."""
         return self.under_draws or self.at_mean
 
     def draws(self, pixels: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Run:
     # What its numbers depend on
 
     def protocol(self) -> dict[str, Any]:
-        """Say which model, data and software its numbers come from, in the words of every result file."""
+        """Return the model, data and software that the numbers come from, in the format of every result file."""
         data, train = self.images, self.train
         weights = {"name": self.name, "kind": self.kind, "digest": self.digest, "posterior": self.posterior}
         return {
@@ -177,7 +177,7 @@ class Run:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Return what its numbers depend on beyond its weights."""
+        """Return the settings, besides the weights, that the numbers depend on."""
         return self.normalisation
 
 
@@ -190,9 +190,9 @@ class Pretrained(Run):
     def __init__(self, name: str, reading: Reading, header: Header) -> None:
         super().__init__(name, reading, header)
         if reading.strategy == "vmap":
-            raise ValueError("A probe reads one draw after the other: its strategy is loop, not vmap.")
+            raise ValueError("A probe predicts one draw at a time: its strategy is loop, not vmap.")
         if reading.tolerance is not None:
-            raise ValueError("A probe reads all images under the same draws: leave out --tolerance.")
+            raise ValueError("A probe predicts all images under the same draws: leave out --tolerance.")
         self.module, self.recipe = header.restored(pretrain.restore, reading.device)
         self.weights, self.network = self.module, self.module.student
         self.encoder = Encoder.of(self.module, reading.network)
@@ -217,28 +217,28 @@ class Pretrained(Run):
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """Say how images are handed to the encoder: where, how precisely, and standardised by what."""
+        """Return how images are passed to the encoder: device, precision and normalisation."""
         place, autocast = torch.device(self.reading.device), self.reading.autocast
         return {**self.normalisation, "device": place, "channels_last": place.type == "cuda", "autocast": autocast}
 
     def settings(self) -> dict[str, Any]:
         settings = asdict(self._probe_settings())
-        if not settings["temper"]:  # which is what files say that are older than it
+        if not settings["temper"]:  # as in files that are older than this setting
             del settings["temper"]
-        # Of the student nothing is said, as in older files.
+        # The student is not mentioned, as in older files.
         network = {"network": "teacher"} if self.reading.network == "teacher" else {}
         return {"probe": {**settings, "head": "linear"}, **network, **self.normalisation}
 
     def _probe_settings(self) -> ProbeSettings:
         assert self.train is not None
         r = self.reading
-        # Of the neighbours nothing is read, but there must not be fewer images than they.
+        # The neighbours are not used, but there must be at least that many images.
         k, temper = min(200, len(self.train)), EXAMPLES if r.temper else 0
         return ProbeSettings(k=k, draws_fit=r.fit_samples, draws_read=r.samples, seed=r.seed, temper=temper)
 
 
 class Network(Run):
-    """A classifier that returns logits: of a supervised run, or of one's own."""
+    """A classifier that returns logits: your own, or that of a supervised run."""
 
     kind = "python"
 
@@ -295,13 +295,13 @@ class Trained(Network):
 
 
 KINDS: dict[str, type[Pretrained] | type[Trained]] = {"pretrain": Pretrained, "train": Trained}
-"""How a checkpoint is opened, by the kind that it names. A new kind of run is a new entry."""
+"""The class for each kind of checkpoint. A new kind of run is a new entry."""
 
 
 def open_run(path: str | Path, reading: Reading | None = None, name: str | None = None) -> Run:
     """Open a run's folder, its checkpoint, or `python:module:function` that returns a network.
 
-    Opening a run imports nothing that its files name, unless the reading says `trust`.
+    Opening a run imports no code named in its files, unless `reading.trust` is set.
     """
     reading = reading or Reading()
     if str(path).startswith("python:"):
@@ -314,7 +314,7 @@ def _call_entry(name: str, seed: int) -> nn.Module:
     function = resolve(name.removeprefix("python:"))
     if not callable(function) or isinstance(function, nn.Module):
         raise ValueError(f"{name} is a {type(function).__name__}, not a function that returns a network.")
-    torch.manual_seed(seed)  # a network with random weights is the same one when the evaluation is resumed
+    torch.manual_seed(seed)  # a network with random weights must be the same when the evaluation is resumed
     net = function()
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} returns {type(net).__name__}, not a torch.nn.Module that gives logits.")
@@ -325,7 +325,7 @@ def digest(weights: nn.Module) -> str:
     """Return the first 12 hex digits of the SHA-256 of a module's state, by name, dtype, shape and bytes."""
     content = hashlib.sha256()
     for name, tensor in sorted(weights.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):  # a module may keep other state beside its tensors
+        if isinstance(tensor, torch.Tensor):  # a module may have other state besides its tensors
             content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             if tensor.numel():
                 content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -333,14 +333,14 @@ def digest(weights: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a protocol names."""
+    """Return the software versions for a protocol."""
     return {"byov": byov.__version__, "torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
 
 
-NO_NETWORK = "An ensemble of components that started apart has no mean network: read the draws, not μ."
+NO_NETWORK = "An ensemble of components that started apart has no mean network: use draws, not μ."
 
 
 def mean_is_no_network(weights: nn.Module) -> bool:
-    """Tell whether the posterior mean averages networks, or layers, that have nothing to do with each other."""
+    """Return True if the posterior mean averages networks, or layers, that were initialised independently."""
     factors = weights.factors if isinstance(weights, BayesianModule) else ()
     return any(getattr(factor.family, "start", "") == "reset" for factor in factors)

@@ -1,4 +1,4 @@
-"""Learning without labels: views, heads, objectives with or without a posterior, and probes of what was learned."""
+"""Self-supervised learning: views, heads, objectives with or without a posterior, and probes of the features."""
 
 from byov.ssl.byol import BYOL, regression_loss
 from byov.ssl.byov import BYOV, coverage

@@ -1,4 +1,4 @@
-"""Barlow Twins (Zbontar et al. 2021): the two views' outputs agree, and each output says something of its own."""
+"""Barlow Twins (Zbontar et al. 2021): the views' outputs agree, and different outputs are decorrelated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 def cross_correlation_loss(z1: Tensor, z2: Tensor, redundancy: float) -> Tensor:
     """Compute Σᵢ (1 − Cᵢᵢ)² + λ Σᵢ Σⱼ≠ᵢ Cᵢⱼ² (equation 1).
 
-    C is the cross-correlation of the outputs over the batch of all processes.
+    C is the cross-correlation of the outputs over the global batch.
     """
     z1, z2 = (F.batch_norm(gather(z), None, None, training=True) for z in (z1, z2))
     correlation = z1.T @ z2 / len(z1)
@@ -25,10 +25,10 @@ def cross_correlation_loss(z1: Tensor, z2: Tensor, redundancy: float) -> Tensor:
 
 
 class BarlowTwins(Objective):
-    """The cross-correlation of two views is drawn to the identity, with λ = 0.005 (section 2.2, the code's 0.0051).
+    """Make the cross-correlation of two views the identity, with λ = 0.005 (section 2.2; 0.0051 in the code).
 
-    The projector has three layers, 8,192 wide each, BatchNorm behind the first two. The loss is a sum over outputs. The
-    authors scale it in some versions of their code, which LARS does not notice; here it is the paper's.
+    The projector has three layers of width 8,192, with BatchNorm after the first two. The loss is a sum over outputs.
+    Some versions of the authors' code scale it, which has no effect under LARS; here it is the paper's.
     """
 
     title, extent = "Barlow Twins", "begins near the number of outputs"

@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): a student predicts what its moving average, the teacher, says of another view."""
+"""BYOL (Grill et al. 2020): a student predicts the projection of another view by its moving average, the teacher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Bootstrap(Objective):
     """BYOL's loss: the sum over both directions, from 0 to 8.
 
     Heads are Linear → BatchNorm → ReLU → Linear, 4096 hidden and 256 out (section 3.3). τ starts at 0.99, the paper's
-    for 300 epochs (0.996 for 1,000), and rises to 1 along a cosine.
+    value for 300 epochs (0.996 for 1,000), and rises to 1 along a cosine.
     """
 
     title, extent = "BYOL", "lies between 0 and 8"
@@ -39,7 +39,7 @@ class Bootstrap(Objective):
 
 
 class BYOL(Learner):
-    """A student, its teacher and BYOL's loss; the student may be a plain network, or a posterior's (`BYOV`)."""
+    """A student, its teacher and BYOL's loss; the student is a plain network or has a posterior (`BYOV`)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""BYOV: BYOL with a posterior over the student's weights; which weights have one, and the paper's three priors."""
+"""BYOV: BYOL with a posterior over the student's weights, the choice of these weights, and the paper's three priors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CONVOLUTION = nn.modules.conv._ConvNd  # transposed ones too
 
 
 def coverage(name: Coverage, family: Family | float = -10.0) -> Rules:
-    """Choose the weights that are Bayesian: all (the paper's best), or its Table 1's partly Bayesian variants.
+    """Choose which weights are Bayesian: all (the paper's best), or one of the partial variants of its Table 1.
 
-    "norm" is the patching paper's place, normalisation layers alone. A number stands for `Gaussian(log_var=number)`.
+    "norm" covers normalisation layers only, as in the patching paper. A number stands for `Gaussian(log_var=number)`.
     """
     family = Gaussian(family) if isinstance(family, int | float) else family
     if name == "all":
@@ -37,7 +37,7 @@ def coverage(name: Coverage, family: Family | float = -10.0) -> Rules:
 
 
 def prior_by_name(name: PriorName, std: float = 1.0) -> Prior:
-    """Make one of the paper's three priors: N(0, I), N(μ_T, I) or N(μ_T, Σ_T)."""
+    """Create one of the paper's three priors: N(0, I), N(μ_T, I) or N(μ_T, Σ_T)."""
     if name == "normal":
         return Normal(0.0, std)
     if name == "teacher-mean":

@@ -1,4 +1,4 @@
-"""The probes' heads, from features to class probabilities: logistic regression and weighted nearest neighbours.
+"""Heads of probes, from features to class probabilities: logistic regression and weighted nearest neighbours.
 
 Both take training features (N, D), or (S, N, D) for the same N examples under S draws.
 """
@@ -13,23 +13,23 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 L2 = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""The strengths tried by default, from strong to weak: each fit starts where the last one ended."""
+"""Strengths tried by default, from strong to weak; each fit starts from the previous solution."""
 TOLERANCE = 1e-6
-"""The largest slope of the objective at which a fit ends."""
+"""A fit ends when no gradient component of the objective is larger."""
 FOLDS = 5
-"""How many parts the examples are cut into to fit a temperature. Each is read by a head that was fitted on the others:
-with two, that head would have seen half of the examples, and be more overconfident than the one that is used."""
+"""Number of folds for fitting a temperature. Each fold is predicted by a head fitted on the others: with two folds,
+that head would have seen half of the examples, and be more overconfident than the final one."""
 EXAMPLES = 10_000
-"""How many training examples the commands fit a temperature on, where there are as many."""
+"""Maximum number of training examples on which the commands fit a temperature."""
 CHUNK_ELEMENTS = 1 << 28
-"""The largest number of similarities held at once: 1 GiB in float32."""
+"""Maximum number of similarities in memory at once: 1 GiB in float32."""
 
 
 class LinearProbe(nn.Module):
     """Logits W (x − center)/scale + b.
 
     Its state is four plain tensors: `LinearProbe(**probe.state_dict())` is the same probe. `l2` is the strength it was
-    fitted with, where it was fitted.
+    fitted with, if any.
     """
 
     weight: Tensor
@@ -59,8 +59,8 @@ class KNN(nn.Module):
     """Weighted k nearest neighbours (Wu et al. 2018): p(c | x) ∝ Σ over the k nearest of exp(cos(x, xᵢ)/T)·[yᵢ = c].
 
     Args:
-        features: (N, D), or (S, N, D): each example is then there once per draw, and k·S neighbours are asked, so that
-            draws without spread change nothing.
+        features: (N, D), or (S, N, D): each example then occurs once per draw, and k·S neighbours vote, so that
+            identical draws change nothing.
         labels: (N,).
         k: the number of neighbours, at most N.
         temperature: T.
@@ -94,7 +94,7 @@ class KNN(nn.Module):
     def _votes(self, features: Tensor) -> Tensor:
         similarity = F.normalize(features.float(), dim=1) @ self.features.T
         nearest, index = similarity.topk(self.k, dim=1, sorted=False)
-        # exp(cos/T) divided by its sum is a softmax, which does not overflow at a small T.
+        # exp(cos/T) divided by its sum is a softmax, which does not overflow for small T.
         weights = (nearest / self.temperature).softmax(1)
         return weights.new_zeros(len(features), self.classes).scatter_add_(1, self.labels[index], weights)
 
@@ -113,25 +113,25 @@ def linear_probe(
 ) -> LinearProbe:
     """Fit  min over W, b of  (1/N) Σ −log softmax(W xᵢ + b)[yᵢ] + λ/2 ‖W‖²  on standardised features x, by L-BFGS.
 
-    Under S draws the probability is the average over them, as it will be read: a head fitted to each draw by itself is
-    underconfident on average.
+    Under S draws the probability is the average over the draws, as it is at prediction time: a head fitted to each draw
+    separately is underconfident on average.
 
-    In scikit-learn's terms λ = 1/(C·N). Of several strengths the one with the lowest negative log-likelihood on a
-    held-out part of the training examples is taken, and the probe is fitted again on all of them. They are tried from
-    strong to weak, until that likelihood has become worse twice: the weakest take the longest.
+    In scikit-learn's terms λ = 1/(C·N). Given several strengths, the one with the lowest negative log-likelihood on a
+    held-out part of the training examples is chosen, and the probe is fitted again on all of them. They are tried from
+    strong to weak, until that score has become worse twice: the weakest take the longest.
 
     Args:
-        train_features: (N, D) or (S, N, D); an example is held out under all draws or none. The fit runs on their
-            device.
+        train_features: (N, D) or (S, N, D); an example is held out under all draws or none. The fit runs on the device
+            of this tensor.
         labels: (N,).
         classes: C; by default one more than the largest label.
         l2: λ, or the values to choose from.
-        holdout: the share of the examples to choose on.
-        seed: of the choice of those examples.
-        groups: (N,), the group of each example, where examples of a group share something (their draws) that others do
-            not: whole groups are held out, so that the strength is chosen for what the probe has not seen.
+        holdout: the fraction of the examples held out for choosing λ.
+        seed: selects the held-out examples.
+        groups: (N,), the group of each example, if examples of a group share something (such as their draws): whole
+            groups are held out, so that λ is chosen on data that the probe has not seen.
         max_iter: of L-BFGS, for each strength.
-        dtype: of the fit. float64 by default (float32 where there is none): in float32 rounding ends the line search
+        dtype: of the fit. float64 by default (float32 on devices without it): in float32, rounding ends the line search
             before the optimum, the more so the weaker λ. The probe itself is float32.
     """
     draws, labels, classes = _check(train_features, labels, classes)
@@ -142,7 +142,7 @@ def linear_probe(
         dtype = torch.float32 if draws.device.type == "mps" else torch.float64
     x = draws.to(dtype)
     scale, center = torch.std_mean(x, dim=(0, 1), correction=0)
-    # A feature that does not vary beyond rounding is left at its size: dividing would make features of the rounding.
+    # A feature that varies only by rounding is not scaled: dividing would turn rounding errors into features.
     scale = torch.where(scale > 1e-6 * (center.square() + scale.square()).sqrt(), scale, 1.0)
     x = (x - center) / scale
     theta = x.new_zeros(classes, x.shape[-1] + 1)
@@ -155,7 +155,7 @@ def linear_probe(
 
 
 def _check(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """Return features as (S, N, D), labels as int64 beside them and the number of classes; refuse what does not fit."""
+    """Return features as (S, N, D), int64 labels on their device and the number of classes; raise on a mismatch."""
     if not isinstance(features, Tensor) or features.ndim not in (2, 3) or not features.numel():
         got = str(tuple(features.shape)) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"Training features are (N, D), or (S, N, D) under S draws, and not empty; not {got}.")
@@ -173,7 +173,7 @@ def _check(features: Tensor, labels: Tensor, classes: int | None) -> tuple[Tenso
 
 
 def held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) -> Tensor:
-    """Choose a share of the examples, or of the groups, at random; return the held-out examples as a mask."""
+    """Select a random fraction of the examples, or of the groups; return a mask of the held-out examples."""
     unit = torch.arange(examples) if groups is None else groups.cpu()
     units = int(unit.max()) + 1
     held = round(holdout * units)
@@ -185,7 +185,7 @@ def held_out(examples: int, holdout: float, seed: int, groups: Tensor | None) ->
 
 
 def folds(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Assign each example to a fold 0 … K−1 at random, each class alike in all; K is smaller where a class is."""
+    """Assign examples to random folds 0 … K−1, stratified by class; K is at most the size of the smallest class."""
     from sklearn.model_selection import StratifiedKFold  # takes half a second to import
 
     classes = labels.cpu().numpy()
@@ -217,16 +217,17 @@ def _choose(
 
 
 def _nll(x: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
-    """Compute −log of the label's probability averaged over the draws (S, N, D), as it will be read."""
+    """Compute the mean −log of the label's probability, which is averaged over the draws (S, N, D)."""
     logits = F.linear(x, theta[:, :-1], theta[:, -1])
     each = logits.log_softmax(-1).gather(-1, labels.expand(len(x), -1).unsqueeze(-1))
     return (log(len(x)) - each.logsumexp(0)).mean()
 
 
 def _minimise(x: Tensor, labels: Tensor, start: Tensor, l2: float, max_iter: int) -> Tensor:
-    """Find θ = (W, b) where no slope is above the tolerance, or stop after `max_iter` steps.
+    """Find θ = (W, b) where no gradient component is above the tolerance, or stop after `max_iter` steps.
 
-    One tolerance for choosing and for the last fit: a loose one regularises too, and would choose a strength too weak.
+    The tolerance is the same for choosing λ and for the final fit: a loose one also regularises, so too weak a λ would
+    be chosen.
     """
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -1,4 +1,4 @@
-"""DINO (Caron et al. 2021): the student sorts a view into the classes that its teacher has found for the other."""
+"""DINO (Caron et al. 2021): the student predicts the teacher's soft assignment of the other view to prototypes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 
 BOTTLENECK = 256
 START, END, WARMUP = 0.04, 0.07, 0.1
-"""The teacher's temperature: linear from 0.04 to 0.07 over 30 of 300 epochs (appendix C), here over a tenth of them."""
+"""The teacher's temperature: linear from 0.04 to 0.07 over 30 of 300 epochs (appendix C), here over a tenth of all."""
 KEPT = 0.9
-"""The share of the centre that a step keeps."""
+"""The decay of the centre's moving average."""
 
 
 @in_float32
 def cross_view_entropy(
     s1: Tensor, s2: Tensor, t1: Tensor, t2: Tensor, centre: Tensor, sharp: Tensor, temperature: float
 ) -> Tensor:
-    """Compute the mean of H(t₁, s₂) and H(t₂, s₁), the teacher centred, at its own temperature `sharp`."""
+    """Compute the mean of H(t₁, s₂) and H(t₂, s₁), where the teacher is centred and has the temperature `sharp`."""
     t1, t2 = (((t - centre) / sharp).softmax(1) for t in (t1, t2))
     s1, s2 = ((s / temperature).log_softmax(1) for s in (s1, s2))
     return -((t1 * s2).sum(1) + (t2 * s1).sum(1)).mean() / 2
 
 
 class Prototypes(nn.Linear):
-    """Cosines to learned directions: the authors' weight-normalised layer, its lengths held at 1."""
+    """Cosines to learned directions: the authors' weight-normalised layer, with norms fixed at 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1))
 
 
 class DINO(Objective):
-    """The cross-entropy of two views, each way; a centre and a low temperature of the teacher prevent collapse.
+    """The cross-entropy of two views in both directions; centring and a low teacher temperature prevent collapse.
 
     The student's temperature is 0.1, τ runs from 0.996 to 1, and there are 65,536 prototypes (section 3, appendix C).
-    The projector: three layers, 2,048 hidden, GELU, to a bottleneck of 256, then the prototypes; BatchNorm only behind
-    an encoder that has some itself. Two crops, no small ones. Of the paper's training are left out: the decay that
-    rises along a cosine, and the prototypes' first epoch without a gradient.
+    The projector has three layers, 2,048 hidden units, GELU, a bottleneck of 256 and then the prototypes; it has
+    BatchNorm only if the encoder does. There are two crops and no small ones. Two parts of the paper's training are
+    left out: the weight decay that rises along a cosine, and freezing the prototypes in the first epoch.
     """
 
     centre: Tensor
@@ -60,7 +60,7 @@ class DINO(Objective):
         super().__init__(outputs, temperature, weights)
         self.register_buffer("centre", torch.zeros(outputs or self.outputs))
         self.register_buffer("sharp", torch.tensor(START))
-        # What the parts of a batch have said since the last step: empty whenever a checkpoint is written.
+        # Sum of the teacher's mean outputs over the parts of this step's batch; 0 whenever a checkpoint is written.
         self.register_buffer("said", torch.zeros(outputs or self.outputs), persistent=False)
         self.register_buffer("parts", torch.zeros(()), persistent=False)
 
@@ -87,7 +87,7 @@ class DINO(Objective):
 
     @torch.no_grad()
     def after(self, step: int, total: int) -> None:
-        """Move the centre towards what the teacher said of this batch, on all processes; set its temperature."""
+        """Update the centre with the teacher's mean output for this global batch, and set the teacher's temperature."""
         if several_processes():
             dist.all_reduce(self.said)
             self.said /= dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Features of an encoder: at the posterior mean, or under draws of its weights that hold over all images."""
+"""Features of an encoder, at the posterior mean or under draws of its weights, each held fixed over all images."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Side = Literal["student", "teacher"]
 
 
 class ImageOptions(TypedDict, total=False):
-    """How images are handed to an encoder.
+    """How images are passed to an encoder.
 
     Attributes:
         batch_size: affects speed and memory, not the result; 512 by default.
-        device: where batches are computed and features stay; by default the encoder's, for `extract` the images'.
+        device: where features are computed and kept; the encoder's by default, for `extract` that of the images.
         mean: per channel, subtracted from the images in [0, 1]; nothing by default.
         std: per channel; the images are then divided by it.
-        autocast: the dtype of mixed precision, say torch.bfloat16.
-        channels_last: pass batches in that memory format, which convolutions on recent GPUs prefer.
+        autocast: the dtype for mixed precision, for example torch.bfloat16.
+        channels_last: pass batches in that memory format, which is faster for convolutions on recent GPUs.
     """
 
     batch_size: int
@@ -41,10 +41,10 @@ class ImageOptions(TypedDict, total=False):
 
 @torch.no_grad()
 def extract(forward: Callable[[Tensor], Tensor], images: Tensor, **options: Unpack[ImageOptions]) -> Tensor:
-    """Compute forward(images) batch by batch, as (N, D) in float32.
+    """Compute forward(images) batch by batch; return features (N, D) in float32.
 
-    `forward` takes a batch (B, C, H, W) in float32 and returns features (B, D). Images (N, C, H, W) that are uint8
-    become floats in [0, 1]; floats are taken as they are.
+    `forward` takes a batch (B, C, H, W) in float32 and returns features (B, D). Images (N, C, H, W) in uint8 are scaled
+    to [0, 1]; floats are used unchanged.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
         raise ValueError(f"Images are a tensor (N, C, H, W) with N > 0, not {_shape(images)}.")
@@ -57,7 +57,7 @@ def extract(forward: Callable[[Tensor], Tensor], images: Tensor, **options: Unpa
     channels = images.shape[1]
     for values in (mean, std):
         if values is not None and len(values) not in (1, channels):
-            raise ValueError(f"Images of {channels} channels need as many means and deviations, not {len(values)}.")
+            raise ValueError(f"Images of {channels} channels need as many means and stds, not {len(values)}.")
     parts = []
     with nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast):
         for part in images.split(batch_size):
@@ -81,7 +81,7 @@ def features(
 ) -> Tensor:
     """Compute the encoder's features in eval mode: (N, D) at the posterior mean μ, or (S, N, D) under `draws=S` draws.
 
-    `model` and `network` are what `Encoder.of` takes; the options are `ImageOptions`.
+    `model` and `network` are as for `Encoder.of`; the options are `ImageOptions`.
     """
     encoder = Encoder.of(model, network)
     if draws is None:
@@ -96,7 +96,7 @@ def feature_draws(
     generator: Generator | None = None,
     **options: Unpack[ImageOptions],
 ) -> Iterator[Tensor]:
-    """Yield features (N, D) draw by draw, each held over all images: memory does not grow with the draws."""
+    """Yield features (N, D) draw by draw, each draw the same for all images; memory does not grow with the draws."""
     encoder = Encoder.of(model)
     if encoder.posterior is None:
         raise ValueError("The encoder has no posterior to draw from: leave out `draws`, or bayesianize it first.")
@@ -113,11 +113,11 @@ def grouped_draws(
     generator: Generator | None = None,
     **options: Unpack[ImageOptions],
 ) -> Tensor:
-    """Compute features (passes, N, D) to fit a head on that is to be read under draws.
+    """Compute features (passes, N, D) for fitting a head that will predict under draws.
 
-    Image i is in group i mod `groups`, and in each pass every group has a draw of its own. A draw moves the features of
-    all images together. A head has to see many such moves to learn which directions not to trust, and a group's worth
-    of images shows a move as well as all of them: G times the draws for the same price.
+    Image i is in group i mod `groups`, and in each pass every group has a separate draw. A draw shifts the features of
+    all images together. A head must see many such shifts to learn which directions not to trust, and one group of
+    images shows a shift as well as all images do: this gives G times as many draws for the same cost.
     """
     encoder = Encoder.of(model)
     found: Tensor | None = None
@@ -137,16 +137,16 @@ class Encoder:
     """The encoder of a model, and the posterior over its weights if there is one."""
 
     module: nn.Module
-    """From images to features; of a posterior's network, without the tensors that it covers."""
+    """Maps images to features; with a posterior, it lacks the tensors that the posterior covers."""
     posterior: BayesianModule | None = None
 
     @classmethod
     def of(cls, model: nn.Module | Encoder, network: Side = "student") -> Encoder:
         """Find the encoder of a model.
 
-        A model is an encoder itself; or a student, which has a `projector` beside its `encoder`; or something with a
-        `student` in it. Either may be a BayesianModule, whose posterior may cover more than the encoder. The "teacher"
-        of a `Learner`, such as `BYOL`, is a plain network: a copy, as the teacher is when it is asked for.
+        A model is an encoder itself, a student (with a `projector` beside its `encoder`), or a module with a `student`.
+        Each may be a BayesianModule, whose posterior may cover more than the encoder. The "teacher" of a `Learner`,
+        such as `BYOL`, is a plain network: a copy of the teacher at the time of this call.
         """
         if network not in get_args(Side):
             raise ValueError(f"A network is the student or the teacher, not {network!r}.")
@@ -165,19 +165,19 @@ class Encoder:
 
     @property
     def device(self) -> torch.device | None:
-        """Return the device of the weights; None for a module without any."""
+        """Return the device of the weights; None for a module without weights."""
         whole = self.module if self.posterior is None else self.posterior
         return next((tensor.device for tensor in (*whole.parameters(), *whole.buffers())), None)
 
     @torch.no_grad()
     def features(self, images: Tensor, noise: list[Noise] | None = None, **options: Unpack[ImageOptions]) -> Tensor:
-        """Compute features (N, D) under the draw that `noise` stands for, made once for all images; None: at μ."""
+        """Compute features (N, D) under the draw given by `noise`, made once for all images; at μ if it is None."""
         with self.reading(**options) as read:
             return read(noise, images)
 
     @contextmanager
     def reading(self, **options: Unpack[ImageOptions]) -> Iterator[Callable[[list[Noise] | None, Tensor], Tensor]]:
-        """Yield a function of noise and images, for many calls in a row: `features`, with one place for all draws."""
+        """Yield a function of noise and images that works like `features`, but reuses one buffer for all draws."""
         if options.get("device") is None:
             options["device"] = self.device
         if self.posterior is None:
@@ -195,8 +195,8 @@ class Encoder:
 
 
 def _encoder_of(net: nn.Module) -> nn.Module:
-    """Return the encoder of a student; any other network is one itself."""
-    # `encoder` alone says nothing: a whole ViT may call its blocks so.
+    """Return the encoder of a student, or any other network itself."""
+    # An `encoder` alone does not make a student: a ViT may use this name for its blocks.
     parts = [getattr(net, name, None) for name in ("encoder", "projector")]
     return parts[0] if all(isinstance(part, nn.Module) for part in parts) else net  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""The batch of all processes: for losses that compare the images of a batch with each other."""
+"""Gather the global batch from all processes, for losses that compare the images of a batch with each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from byov.posterior.module import several_processes
 
 
 class _Gather(torch.autograd.Function):
-    """Each process reads the parts of all, so the gradient of a part is the sum of what all make of it."""
+    """All-gather with gradients: every process uses every part, so a part's gradient is the sum over processes."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -28,14 +28,15 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(part: Tensor) -> Tensor:
-    """Return the rows of all processes, in the order of their ranks, as many of each; alone, the rows as they are.
+    """Return the rows of all processes in rank order, equally many of each; a single process gets its rows unchanged.
 
-    DDP averages gradients over processes. So the mean of the processes' losses is what is minimised, and the loss of
-    the whole batch on each, or of each one's own rows against all, has the gradient of one process with the batch.
+    DDP averages gradients over processes, so the mean of the processes' losses is minimised. Whether each process
+    computes the loss of the whole batch, or of its own rows against all, the gradient is that of a single process with
+    the whole batch.
     """
     return _Gather.apply(part) if several_processes() else part
 
 
 def rank() -> int:
-    """Return which part of a gathered batch is this process's own."""
+    """Return the index of this process's part in a gathered batch."""
     return dist.get_rank() if several_processes() else 0

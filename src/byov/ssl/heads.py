@@ -1,4 +1,4 @@
-"""What stands behind an encoder while it learns: projectors, predictors, and the student that holds all of them."""
+"""Projectors and predictors that follow an encoder during training, and the student that contains all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn.init import trunc_normal_
 
 
 def head(inputs: int, hidden: int = 4096, outputs: int = 256) -> nn.Sequential:
-    """Build BYOL's Linear → BatchNorm → ReLU → Linear, the last without a bias (its code), by trunc_normal(0.02).
+    """Build BYOL's Linear → BatchNorm → ReLU → Linear, initialised by trunc_normal(0.02), the last without a bias.
 
-    The code's BatchNorm momentum 0.9 keeps 0.9 of the old statistics, which torch calls 0.1.
+    The missing bias is as in BYOL's code. Its BatchNorm momentum 0.9 keeps 0.9 of the old statistics: 0.1 in torch.
     """
     layers = nn.Sequential(
         nn.Linear(inputs, hidden),
@@ -30,9 +30,9 @@ def head(inputs: int, hidden: int = 4096, outputs: int = 256) -> nn.Sequential:
 
 
 def mlp(widths: Sequence[int], end: nn.Module | None = None, bias: bool = False) -> nn.Sequential:
-    """Build Linear → BatchNorm → ReLU for each width but the last, then a Linear and `end`, in torch's own weights.
+    """Build Linear → BatchNorm → ReLU for each hidden width, then a Linear and `end`, with torch's initialisation.
 
-    A bias before BatchNorm would do nothing; `bias` is the last layer's.
+    A bias before BatchNorm would have no effect; `bias` is for the last layer.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths[:-1]):
@@ -42,12 +42,12 @@ def mlp(widths: Sequence[int], end: nn.Module | None = None, bias: bool = False)
 
 
 def sees_batch(encoder: nn.Module) -> bool:
-    """Say whether a module has statistics of the batch."""
+    """Check whether a module has batch statistics."""
     return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in encoder.modules())
 
 
 class Student(nn.Module):
-    """Encoder, projector and predictor. Both views go through in one call, so that one draw serves both."""
+    """Encoder, projector and predictor. One call processes both views, so that both use the same draw."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Student(nn.Module):
         outputs: int = 256,
         heads: tuple[nn.Module, nn.Module | None] | None = None,
     ) -> None:
-        """Put `heads` behind an encoder: a projector, and a predictor or None. By default they are BYOL's."""
+        """Add `heads` to an encoder: a projector, and a predictor or None; BYOL's by default."""
         super().__init__()
         self.encoder = encoder
         self.encoder_sees_batch = sees_batch(encoder)
@@ -66,9 +66,9 @@ class Student(nn.Module):
     def forward(self, first: Tensor, second: Tensor, predict: bool = True, both: bool = False) -> tuple[Tensor, ...]:
         """Return the predictions of the two views, or with `predict=False` (the teacher) their projections.
 
-        Without a predictor they are the same. With `both`, the projections follow the predictions. BatchNorm's
-        statistics are each view's own, as in BYOL: one pass per view. An encoder without any, say a ViT, takes both at
-        once.
+        Without a predictor they are the same. With `both`, the projections follow the predictions. BatchNorm statistics
+        are separate for each view, as in BYOL: one pass per view. An encoder without BatchNorm, such as a ViT, takes
+        both views in one pass.
         """
         if self.encoder_sees_batch or first.shape != second.shape:
             features = self.encoder(first), self.encoder(second)

@@ -1,4 +1,4 @@
-"""A student, its teacher where there is one, and the loss of one batch: for any objective and any posterior."""
+"""A student, its teacher (if any) and the loss of one batch, for any objective and any posterior."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from byov.train.schedules import tau
 
 
 class Step(NamedTuple):
-    """The result of one step: the loss to minimise, and what to watch."""
+    """The result of one step: the loss to minimise, and quantities to monitor."""
 
     loss: Tensor
     ssl: Tensor
     kl: Tensor
     spread: Tensor
-    """Mean over dimensions of the projections' std on the unit sphere, times √d: about 1 if healthy, 0 on collapse."""
+    """Mean over dimensions of the std of the normalised projections, times √d: about 1 if healthy, 0 on collapse."""
 
 
 class Learner(nn.Module):
-    """loss + β·KL(q ‖ prior)/N of one batch, minimised; without a posterior, the published method.
+    """Minimise loss + β·KL(q ‖ prior)/N of one batch; without a posterior this is the published method.
 
-    One draw per minibatch, the same for both views. The teacher, where the objective asks for one, is the EMA of the
-    student's weights, of a posterior of its mean, never of a draw. It runs on batch statistics, with BatchNorm buffers
-    of its own. The EMA covers the predictor too, since the teacher priors read it; for them it is kept without a
-    teacher, too.
+    There is one draw per minibatch, the same for both views. The teacher, if the objective uses one, is the EMA of the
+    student's weights; for a posterior, of its mean, never of a draw. It uses batch statistics and has its own BatchNorm
+    buffers. The EMA also covers the predictor, because the teacher priors read it; for these priors it is kept even
+    without a teacher.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Learner(nn.Module):
         tau_end: float = 1.0,
         kl_scale: float | None = None,
     ) -> None:
-        """Take a student, or a posterior over one, for which `kl_scale` is the N of β·KL/N."""
+        """Take a student, or a posterior over one; for a posterior, `kl_scale` is the N of β·KL/N."""
         super().__init__()
         for decay in (tau_base, tau_end):
             if not 0.0 <= decay <= 1.0:
@@ -55,10 +55,10 @@ class Learner(nn.Module):
         self.student, self.views, self.tau_base, self.tau_end = student, views, tau_base, tau_end
         self.kl_scale, self.objective = kl_scale, objective
         self.ema = self._make_ema()
-        # The teacher's structure and buffers; its weights are in the EMA, and None here.
+        # The teacher's structure and buffers; its weights are in the EMA and are None here.
         points = {id(p): None for p in self.network.parameters()}
         self.teacher = copy.deepcopy(self.network, memo=points) if objective.teacher else None
-        # A module that occurs twice is given its weights once, or `functional_call` would leave them behind in it.
+        # A module that occurs twice gets its weights only once; otherwise `functional_call` would leave them in it.
         modules = {prefix for prefix, _ in self.teacher.named_modules()} if self.teacher is not None else set()
         names = self.ema.tensors(student) if self.ema is not None else ()
         self._teacher_names = [name for name in names if name.rpartition(".")[0] in modules]
@@ -66,16 +66,16 @@ class Learner(nn.Module):
 
     @property
     def network(self) -> Student:
-        """Return encoder, projector and predictor."""
+        """Return the encoder, projector and predictor."""
         return self.student.net if isinstance(self.student, BayesianModule) else self.student  # type: ignore[return-value]
 
     @property
     def factors(self) -> list[Factor]:
-        """Return the factors of the student's posterior, none if it has none."""
+        """Return the factors of the student's posterior; an empty list without a posterior."""
         return self.student.factors if isinstance(self.student, BayesianModule) else []
 
     def _make_ema(self) -> EMA | None:
-        # Share the prior's EMA where it has one.
+        # Share the prior's EMA if it has one.
         prior = self.student.prior if isinstance(self.student, BayesianModule) else None
         if isinstance(prior, TeacherMean | TeacherNormal):
             return prior.ema
@@ -100,14 +100,14 @@ class Learner(nn.Module):
         return functional_call(self.teacher, {n: weights[n] for n in self._teacher_names}, (first, second, False))
 
     def forward(self, images: Tensor, uniforms: Tensor, beta: Tensor) -> Step:
-        """Compute the loss of one batch of images; `uniforms` from `Views.draw` decide its views."""
+        """Compute the loss of one batch of images; `uniforms` from `Views.draw` determine its views."""
         first, second = (view.to(self.get_buffer("zero").dtype) for view in self.views.render(images, uniforms))
         ssl, projections = self.objective(self.student, self.teach, first, second)
         kl = self.kl()
         return Step(ssl + beta * kl, ssl.detach(), kl.detach(), spread(projections.detach()))
 
     def kl(self) -> Tensor:
-        """Return what the objective adds, before β: 0 for a student without a posterior."""
+        """Return KL/N, before β; 0 for a student without a posterior."""
         if isinstance(self.student, BayesianModule) and self.kl_scale is not None:
             return self.student.kl() / self.kl_scale
         return torch.zeros((), device=self.get_buffer("zero").device)
@@ -115,7 +115,7 @@ class Learner(nn.Module):
     def update_teacher(self, step: int, total: int) -> None:
         """Update the EMA after the optimizer's step, with τ_k = 1 − (1−τ₀)(cos(πk/K)+1)/2; `tau_end` replaces the 1.
 
-        What the objective remembers is updated too.
+        The state of the objective is updated too.
         """
         if self.ema is not None:
             self.ema.update(self.student, tau(step, total, self.tau_base, self.tau_end))

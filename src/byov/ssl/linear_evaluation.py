@@ -1,14 +1,15 @@
 """BYOL's linear evaluation (Grill et al. 2020, C.1): a linear layer on a frozen encoder, by SGD on random crops.
 
-A reading is of the student at μ, of the student under draws (one draw of the weights per step; the probabilities of
-many are averaged when it is read), or of the teacher. As in the paper and its code: random resized crops and flips to
-train on, SGD with Nesterov's momentum, a cosine without warm-up, no decay, rates times batch/256, and of five rates the
-one of best top-1 on images held out, with which the layer is trained on all. All rates of all readings are trained side
-by side on the same crops, each on all images and on those not held out: one pass both chooses and fits.
+A reading evaluates the student at μ, the student under draws (training uses one draw of the weights per step;
+prediction averages the probabilities of many), or the teacher. As in the paper and its code, training uses random
+resized crops and flips, SGD with Nesterov momentum, a cosine schedule without warm-up, no weight decay and learning
+rates times batch/256. Of five rates, the one with the best top-1 on held-out images is chosen, and the layer with this
+rate is trained on all images. The rates of all readings are trained side by side on the same crops, each both on all
+images and on those not held out: one pass both chooses and fits.
 
-The paper's numbers are for 1.3 million images and one encoder. Here a batch is at most a fortieth of the images, so
-that small sets have steps enough; features are divided by their root mean square, one number, so that a rate means the
-same for features of any size; and images are read whole, as sets of small images are, not cut to 7/8 of their side.
+The paper's settings are for 1.3 million images and one encoder. Here a batch is at most a fortieth of the images, so
+that small sets have enough steps; features are divided by their root mean square, a single number, so that a rate means
+the same at any feature scale; and test images are not cropped to 7/8 of their side, as is usual for small images.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from byov.train.schedules import warmup_cosine
 RATES = (0.4, 0.3, 0.2, 0.1, 0.05)
 CROPS = View(jitter=0.0, grayscale=0.0, blur=0.0)
 LEAST_STEPS = 40
-"""The least number of steps in an epoch, where there are as many images."""
+"""Minimum number of steps per epoch, if there are enough images."""
 CROPPING, START = 3, 4
-"""Streams of random numbers, beside the probes': crops, and the layer's first weights."""
+"""Random streams, besides those of the probes: for the crops and the initial weights of the layer."""
 DRAWN = "student_draws"
 
 Advance = Callable[[str, int, int], Any]
@@ -50,17 +51,17 @@ Advance = Callable[[str, int, int], Any]
 
 @dataclass(frozen=True)
 class LinearSettings:
-    """How the linear layer is trained and read.
+    """How the linear layer is trained and evaluated.
 
     Attributes:
-        epochs: of training.
-        batch: its size, or a fortieth of the images where that is less.
+        epochs: number of training epochs.
+        batch: the batch size, or a fortieth of the images if that is less.
         rates: the learning rates to choose from, for a batch of 256.
-        momentum: of SGD, in Nesterov's form.
-        holdout: the share of the training images that the rate is chosen on.
-        draws_read: how many draws it is read under; 0 leaves draws out.
+        momentum: Nesterov momentum of SGD.
+        holdout: fraction of the training images held out for choosing the rate.
+        draws_read: number of draws at evaluation; 0 skips the reading under draws.
         bins: of the calibration error.
-        seed: of the held-out part, the order, the crops, the first weights and the draws.
+        seed: for the held-out part, the order, the crops, the initial weights and the draws.
     """
 
     epochs: int = 80
@@ -79,32 +80,32 @@ class LinearSettings:
         if not self.rates or not min(self.rates) > 0:
             raise ValueError(f"Learning rates are above 0, not {self.rates}.")
         if self.draws_read < 0:
-            raise ValueError(f"A layer is read under no draws or more, not {self.draws_read}.")
+            raise ValueError(f"draws_read is at least 0, not {self.draws_read}.")
 
 
 @dataclass(frozen=True, eq=False)
 class LinearReading:
-    """The scores of one reading, and how it was fitted."""
+    """The scores of one reading, and how its layer was fitted."""
 
     scores: Scores
     tempered: Scores
-    """At the temperature that was fitted on the held-out images."""
+    """The scores at the temperature fitted on the held-out images."""
     prediction: Prediction
     probe: Probe
     rate: float
     temperature: float
     scale: float
-    """What features are divided by."""
+    """The number by which features are divided."""
     held_out: dict[float, float]
-    """The top-1 on those images, by rate."""
+    """Top-1 on the held-out images, by rate."""
 
     def protocol(self) -> dict[str, Any]:
-        """Return what was chosen for it."""
+        """Return the values chosen for this reading."""
         return {name: getattr(self, name) for name in ("rate", "temperature", "scale", "held_out")}
 
 
 class Heads:
-    """Linear layers on the same features, each with a learning rate of its own, in steps of SGD."""
+    """Linear layers on the same features, trained by SGD with a separate learning rate for each."""
 
     def __init__(self, weight: Tensor, rates: Sequence[float], momentum: float, scale: float = 1.0) -> None:
         self.rates, self.scale = tuple(rates), scale
@@ -115,9 +116,9 @@ class Heads:
 
     @torch.enable_grad()
     def step(self, features: Tensor, labels: Tensor, taken: Tensor, factor: float) -> None:
-        """Take one step at `factor` of the rates; head h learns from the examples with `taken[:, h]`, their mean loss.
+        """Take one step at `factor` times the rates; head h minimises the mean loss of the examples with `taken[:, h]`.
 
-        No head reads another's weights, so the gradient of the sum of their losses is that of each.
+        The heads share no weights, so the gradient of the summed losses is each head's own gradient.
         """
         count, classes = len(self.rates), len(self.biases[0])
         logits = F.linear(features / self.scale, torch.cat(self.weights), torch.cat(self.biases))
@@ -144,10 +145,10 @@ def linear_evaluation(
     report: Advance | None = None,
     **options: Unpack[ImageOptions],
 ) -> dict[str, LinearReading]:
-    """Train and score a linear layer for each reading: "student", "student_draws" and "teacher", as the model has them.
+    """Train and score a linear layer for each reading the model has: "student", "student_draws" and "teacher".
 
-    A pure function of its arguments but `report`, which is told how far it is. The arguments are those of
-    `evaluate_probe`; images are best where the encoder is.
+    A pure function of its arguments, apart from the progress callback `report`. The other arguments are those of
+    `evaluate_probe`; it is fastest if the images are on the encoder's device.
     """
     s = settings or LinearSettings()
     (images, labels, classes), (test_images, test_labels) = labelled_images(train, test)
@@ -175,7 +176,7 @@ def linear_evaluation(
 
 
 def batch_size(images: int, s: LinearSettings) -> int:
-    """Return the size of a batch of so many images."""
+    """Return the batch size for this number of images."""
     return min(s.batch, max(1, images // LEAST_STEPS))
 
 
@@ -187,7 +188,7 @@ def _train(
     report: Advance,
     options: ImageOptions,
 ) -> dict[str, Heads]:
-    """Train the heads of each reading: one of each rate on all images, then one of each on those not held out."""
+    """Train the heads of each reading: one per rate on all images, then one per rate on those not held out."""
     images, labels, classes = data
     batch, size = batch_size(len(images), s), (images.shape[-2], images.shape[-1])
     rates, steps = [rate * batch / 256 for rate in s.rates], len(images) // batch
@@ -199,7 +200,7 @@ def _train(
         place = heads["student"].weights[0].device
         labels, taken = labels.to(place, torch.int64), taken.to(place)
         for epoch in range(s.epochs):
-            order = epoch_order(len(images), s.seed, epoch).to(images.device)  # at once: each copy waits for a GPU
+            order = epoch_order(len(images), s.seed, epoch).to(images.device)  # in one copy: each waits for the GPU
             uniforms = torch.rand(steps, batch, UNIFORMS, generator=chance).to(images.device)
             for step, index in enumerate(order.split(batch)[:steps], epoch * steps):
                 chosen = parameters(CROPS, uniforms[step % steps], *size)
@@ -214,7 +215,7 @@ def _train(
 def _opened(
     encoders: Mapping[str, Encoder], stack: ExitStack, seed: int, options: ImageOptions
 ) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return what computes the features of each reading: at μ, or each time under another draw."""
+    """Return a function for each reading that computes features: at μ, or under a new draw at each call."""
     reads = {encoder: stack.enter_context(encoder.reading(**options)) for encoder in dict.fromkeys(encoders.values())}
     found: dict[str, Callable[[Tensor], Tensor]] = {n: partial(reads[e], None) for n, e in encoders.items()}
     if (drawn := encoders.get(DRAWN)) and (posterior := drawn.posterior):
@@ -224,7 +225,7 @@ def _opened(
 
 
 def _heads(name: str, features: Tensor, classes: int, rates: Sequence[float], s: LinearSettings) -> Heads:
-    """Make the heads for features like these, with the first weights of BYOL's code: normal, cut at two deviations."""
+    """Create the heads, initialised as in BYOL's code by a normal distribution truncated at two standard deviations."""
     scale, deviation = features.square().mean().sqrt().item(), features.shape[1] ** -0.5
     if not 0 < scale < float("inf"):
         raise ValueError(f"Features must be finite and not all 0; those of the {name} have a size of {scale}.")
@@ -237,9 +238,9 @@ def _heads(name: str, features: Tensor, classes: int, rates: Sequence[float], s:
 def _choose(
     encoder: Encoder, heads: Heads, kept: Labelled, draws: int | None, s: LinearSettings, options: ImageOptions
 ) -> tuple[int, float, dict[float, float]]:
-    """Return the rate that is best on the held-out images (its place), its temperature there, and each one's top-1.
+    """Return the index of the rate with the best held-out top-1, its temperature there, and the top-1 of each rate.
 
-    The draws are others than the test images are read under. Of equal top-1 the most likely labels decide.
+    The draws differ from those for the test images. Ties in top-1 are broken by the lower negative log-likelihood.
     """
     (images, labels), count = kept, len(s.rates)
     each = {str(i): heads.probe(count + i) for i in range(count)}

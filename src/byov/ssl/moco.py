@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen, Xie and He 2021): find, among the teacher's projections of the batch, that of the same image."""
+"""MoCo v3 (Chen, Xie and He 2021): find the same image among the teacher's projections of the batch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def info_nce(queries: Tensor, keys: Tensor, temperature: float) -> Tensor:
 class MoCoV3(Objective):
     """InfoNCE of q₁ in k₂ and of q₂ in k₁, at a temperature of 0.2, times 2τ (algorithm 1).
 
-    Version 3 has no queue any more: the other images of the batch, of 4,096 in the paper, are the negatives. Heads
-    (section 4.2): a projector of three layers and a predictor of two, 4,096 hidden and 256 out, all with BatchNorm, the
-    outputs' without an affine part. τ of the teacher runs from 0.99 to 1, as the code has it for 300 epochs.
+    Version 3 has no queue: the negatives are the other images of the batch, which is 4,096 in the paper. The heads
+    (section 4.2) are a projector with three layers and a predictor with two, 4,096 hidden and 256 out, all with
+    BatchNorm, which has no affine part at the outputs. The teacher's τ runs from 0.99 to 1, as in the code for 300
+    epochs.
     """
 
     title, extent = "MoCo v3", "begins near 4τ·log(batch)"

@@ -1,6 +1,6 @@
-"""What is asked of two views of an image: all in which methods without labels differ, one file for each.
+"""The base class of self-supervised objectives: all that differs between the methods, one file each.
 
-Whose answers they are does not matter to it: the student may be a plain network, or one draw of a posterior's.
+An objective works with any student: a plain network, or one draw from a posterior over its weights.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from byov.posterior.family import precise
 P = ParamSpec("P")
 Pair = tuple[Tensor, Tensor]
 Heads = tuple[nn.Module, nn.Module | None]
-"""A projector, and a predictor behind it where there is one."""
+"""A projector, and a predictor after it or None."""
 Student = Callable[..., tuple[Tensor, ...]]
 """Called with two views: `byov.ssl.Student`, or a posterior over one."""
 Teacher = Callable[[Tensor, Tensor], Pair]
-"""Called with two views: the projections of the student's moving average, without a gradient."""
+"""Called with two views: returns the projections by the student's moving average, without gradients."""
 
 
 class Objective(nn.Module):
-    """The loss of two views, and what belongs to it: heads, a teacher or none, what it remembers from step to step.
+    """The loss of two views, with its heads, whether it needs a teacher, and any state kept between steps.
 
-    What is remembered (a centre, a queue) is a buffer: so it is saved, and a run that was stopped resumes with it.
+    Such state (a centre, a queue) must be a buffer, so that it is saved in checkpoints and restored on resuming.
     """
 
     title: str
-    """What its paper calls it."""
+    """The method's name in its paper."""
     teacher: bool = False
-    """Whether it asks the student's moving average, too."""
+    """Whether it uses the student's moving average."""
     additive: bool = False
-    """Whether the loss is a mean over images, so that the parts of a batch add up to it (`train.accumulate`)."""
+    """Whether the loss is a mean over images, so that a batch can be split into parts (`train.accumulate`)."""
     hidden: int
     outputs: int
-    """The widths of the heads in the paper."""
+    """Widths of the heads in the paper."""
     tau_base: float = 0.99
-    """Where the teacher's τ starts."""
+    """Initial value of the teacher's τ."""
     temperature: float | None = None
     weights: tuple[float, ...] | None = None
-    """Of the paper; None where the loss has no such thing."""
+    """Temperature and weights of the loss in the paper; None if the loss has none."""
     extent: str
-    """Where the loss lies, in words: what the cost of the posterior's noise is to be held against."""
+    """The range of the loss in words, for comparison with the cost of the posterior's noise."""
 
     def __init__(
         self, outputs: int = 0, temperature: float | None = None, weights: tuple[float, ...] | None = None
     ) -> None:
-        """Take other settings than the paper's; `outputs` is how wide the projections are."""
+        """Override the paper's settings; `outputs` is the width of the projections."""
         super().__init__()
         if temperature is not None:
             if self.temperature is None:
@@ -67,22 +67,22 @@ class Objective(nn.Module):
 
     @classmethod
     def heads(cls, features: int, hidden: int, outputs: int, norms: bool) -> Heads:
-        """Build what stands behind an encoder with so many features; `norms` says that it has BatchNorm itself."""
+        """Build the heads for an encoder with this many features; `norms` is True if the encoder has BatchNorm."""
         raise NotImplementedError
 
     def forward(self, student: Student, teacher: Teacher, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss, and projections (N, D) by whose spread a collapse is told.
+        """Return the loss, and projections (N, D) whose spread is used to detect a collapse.
 
-        Call the student once: one draw serves both views.
+        Call the student only once, so that both views use the same draw.
         """
         raise NotImplementedError
 
     def after(self, step: int, total: int) -> None:
-        """Do what follows the optimizer's step number `step` (from 1) of `total`; nothing, for most."""
+        """Update any state after the optimizer's step number `step` (from 1) of `total`; does nothing by default."""
 
 
 def in_float32(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Compute a loss of its tensors in float32 at least: products of many similarities mean nothing in bfloat16."""
+    """Decorate a loss to compute in float32 or better: products of many similarities are meaningless in bfloat16."""
 
     @wraps(loss)
     def computed(*args: P.args, **kwargs: P.kwargs) -> Tensor:

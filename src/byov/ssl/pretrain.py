@@ -1,4 +1,4 @@
-"""Pretraining without labels, from a recipe: any objective, with a posterior over the student or without."""
+"""Self-supervised pretraining from a recipe: any objective, with or without a posterior over the student."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from byov.train.train_config import Auto, TrainConfig
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The encoder and the size of its heads; a recipe's [model]."""
+    """The encoder and the size of its heads: a recipe's [model]."""
 
     encoder: str = "vit-nano/4"
     """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` for your own."""
@@ -56,13 +56,13 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class PosteriorConfig(ObjectiveConfig):
-    """The posterior and its prior; a recipe's [posterior]. family = "none" is the published method."""
+    """The posterior and its prior: a recipe's [posterior]. family = "none" is the published method."""
 
     family: Literal["none", "gaussian", "emp", "ecmp"] = "gaussian"
     k: Annotated[int, Range(1, 10_000)] = 5
-    """How many components `emp` and `ecmp` have."""
+    """Number of components of `emp` and `ecmp`."""
     spread: NonNegative = 0.0
-    """How far apart they start, as a share of each layer's scale."""
+    """Initial distance between the components, relative to each layer's scale."""
     coverage: Coverage = "all"
     prior: PriorName = "normal"
     beta_end: NonNegative = 0.1
@@ -73,7 +73,7 @@ class PosteriorConfig(ObjectiveConfig):
 
     @property
     def start(self) -> Family:
-        """Return the posterior that a weight starts with."""
+        """Return the initial posterior of a weight."""
         if self.family in ("emp", "ecmp"):
             return {"emp": EMP, "ecmp": ECMP}[self.family](self.k, spread=self.spread)
         return self.gaussian_family()
@@ -81,19 +81,19 @@ class PosteriorConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class SSLConfig:
-    """The objective and its teacher; a recipe's [ssl]."""
+    """The objective and its teacher: a recipe's [ssl]."""
 
     objective: str = "byol"
     """A name of `byov.ssl.registry`, or `python:module:Class` for your own."""
     temperature: Positive | None = None
     weights: tuple[NonNegative, ...] | None = None
-    """Of the loss; None: as in the objective's paper."""
+    """Weights of the terms of the loss; None: as in the objective's paper."""
     tau_base: Fraction | Auto = "auto"
     """ "auto": as in the objective's paper."""
     tau_end: Fraction = 1.0
-    """Where τ's cosine ends; at `tau_base`, τ is constant."""
+    """Final value of τ's cosine; if equal to `tau_base`, τ is constant."""
     tau_batch: Count | None = None
-    """The batch size that both are meant for; at another, τ becomes τ^κ (Busbridge et al.). None: never."""
+    """The batch size for which both are meant; at κ times this size, τ becomes τ^κ (Busbridge et al.). None: never."""
 
     def __post_init__(self) -> None:
         check(self, "ssl")
@@ -101,7 +101,7 @@ class SSLConfig:
 
 @dataclass(frozen=True)
 class Pretrain:
-    """A whole recipe; what it leaves open to the objective is filled in at once, so that a checkpoint says it."""
+    """A complete recipe; "auto" settings of the objective are resolved at once, so that checkpoints record them."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EncoderConfig = field(default_factory=EncoderConfig)
@@ -120,7 +120,7 @@ class Pretrain:
         object.__setattr__(self, "model", model)
         tau_base = kind.tau_base if ssl.tau_base == "auto" else ssl.tau_base
         object.__setattr__(self, "ssl", replace(ssl, tau_base=tau_base))
-        kind(1, ssl.temperature, ssl.weights)  # raises where it takes none
+        kind(1, ssl.temperature, ssl.weights)  # raises if it takes none
         if self.train.accumulate > 1 and not kind.additive:
             others = " and ".join(name for name, other in OBJECTIVES.items() if other.additive)
             raise ValueError(
@@ -130,11 +130,11 @@ class Pretrain:
 
 
 GaussianConfig = PosteriorConfig
-"""Its name while there was nothing else."""
+"""The former name, from when there was no other family."""
 
 
 class PretrainTask:
-    """A student and its objective on a set of images, as the training loop needs it."""
+    """A student and its objective on an image set, with the interface of the training loop."""
 
     module: Learner
 
@@ -148,7 +148,7 @@ class PretrainTask:
         return self.module.student
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        # Drawn for the whole global batch, then split as the images are: the same for any number of processes.
+        # Drawn for the whole global batch, then split like the images: the same for any number of processes.
         drawn = self.views.draw(len(batch.images) * place.world, generator, place.device)
         return batch.images, drawn[:, place.rank :: place.world], self.recipe.posterior.beta(place)
 
@@ -159,10 +159,9 @@ class PretrainTask:
         return {name: getattr(self.module, name) for name in ("kl_scale", "tau_base", "tau_end")}
 
     def note(self) -> str:
-        """Say what a Gaussian posterior's noise may cost.
+        """Describe how much a Gaussian posterior's noise may cost.
 
-        Where the data hold a weight in place, its noise settles where it costs β/2N of loss; where they do not, it is
-        free.
+        If the data determine a weight, its noise settles where it costs β/2N of loss; if not, it costs nothing.
         """
         module, posterior = self.module, self.recipe.posterior
         if not posterior.gaussian:
@@ -177,7 +176,7 @@ class PretrainTask:
 
 
 def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
-    """Build the module that a recipe describes, for images like `data`."""
+    """Build the module described by a recipe, for images like `data`."""
     kind = objective(recipe.ssl.objective)
     encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)
     student = Student(encoder, features, heads=_heads(kind, recipe.model, features, sees_batch(encoder)))
@@ -200,7 +199,7 @@ def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, devic
 
 
 def _heads(kind: type[Objective], model: EncoderConfig, features: int, norms: bool) -> tuple[nn.Module, Any]:
-    """Build an objective's heads, unless they and the teacher's would not fit into memory."""
+    """Build an objective's heads; raise if they and the teacher's would not fit into memory."""
     hidden, outputs = int(model.hidden), int(model.outputs)
     with torch.device("meta"):
         parts = [part for part in kind.heads(features, hidden, outputs, norms) if part is not None]
@@ -211,12 +210,12 @@ def _heads(kind: type[Objective], model: EncoderConfig, features: int, norms: bo
 
 
 def start(recipe: Pretrain, run: Path, resume: bool = False) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
+    """Run a recipe in a folder until its end or its time limit; return True if it reached the end."""
     return execute("pretrain", recipe, run, resume, PretrainTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Learner, Pretrain]:
-    """Load the module of a run from its checkpoint, and its recipe."""
+    """Load the module and the recipe of a run from its checkpoint."""
     state, like = reopen(run, "pretrain")
     recipe = from_dict(Pretrain, state["recipe"]["config"])
     bare = replace(recipe, model=replace(recipe.model, pretrained=False))  # its weights are in the checkpoint

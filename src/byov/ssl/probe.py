@@ -1,7 +1,7 @@
-"""Probes: what an encoder's features say about labels it never saw, at the posterior mean and under draws.
+"""Probes: how well an encoder's features predict labels it never saw, at the posterior mean and under draws.
 
-A head that is read under draws is fitted under draws: its training features come from draws of their own, each example
-once per draw, and its probabilities are averaged over the draws it is read under.
+A head for prediction under draws is also fitted under draws: its training features come from separate draws, each
+example once per draw, and its probabilities are averaged over the draws at prediction.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ Labelled = tuple[Tensor, Tensor]
 """Images and their labels."""
 
 FIT, READ, TEMPER = 0, 1, 2
-"""Streams of random numbers: draws to fit heads under, to read them under and to fit temperatures under."""
+"""Random streams of the draws for fitting heads, for reading them (prediction) and for fitting temperatures."""
 
 
 class Head(Protocol):
-    """From features (N, D) to class probabilities (N, C); `LinearProbe` and `KNN` are heads."""
+    """Maps features (N, D) to class probabilities (N, C), such as `LinearProbe` and `KNN`."""
 
     def probabilities(self, features: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How probes are fitted and read.
+    """How probes are fitted and evaluated.
 
     Attributes:
         k: the number of neighbours of the nearest-neighbour head.
-        temperature: of their votes.
-        l2: the strengths the linear head chooses from, or the only one.
-        holdout: the share of the training examples it chooses on.
-        max_iter: of its L-BFGS.
-        draws_fit: how often a head that will be read under draws sees each example, every time under another draw.
-        groups: how many groups of examples have draws of their own then, `draws_fit` × `groups` draws in all.
-        draws_read: how many draws it is read under; 0 leaves draws out.
-        temper: how many training examples the linear head's temperature is fitted on, at μ and under draws; 0 leaves
-            it at 1. See `byov.posthoc.temperature`.
+        temperature: the temperature of the neighbours' votes.
+        l2: the strengths from which the linear head's is chosen, or a single one.
+        holdout: fraction of the training examples held out for this choice.
+        max_iter: of L-BFGS, for the linear head.
+        draws_fit: number of draws of each example for fitting a head under draws.
+        groups: number of groups of examples with separate draws, which makes `draws_fit` × `groups` draws in all.
+        draws_read: number of draws at prediction; 0 skips the reading under draws.
+        temper: number of training examples for fitting the linear head's temperature, at μ and under draws; with 0 the
+            temperature is 1. See `byov.posthoc.temperature`.
         bins: of the calibration error.
-        seed: of the held-out part and of the draws.
+        seed: for the held-out part and the draws.
     """
 
     k: int = 200
@@ -88,15 +88,15 @@ def fit_heads(
 
 
 class Probe:
-    """An encoder with heads on it, which predicts images.
+    """An encoder with heads, for predicting images.
 
     Args:
-        model: what `Encoder.of` takes.
+        model: as for `Encoder.of`.
         at_mean: the heads by name, fitted on features at μ.
-        under_draws: those fitted on features under draws, if the encoder has a posterior.
-        seed: of the draws that `predict` reads under; they are the same at every call.
-        temperatures: of the linear head's probabilities "at_mean" and "under_draws", where they are not 1.
-        options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
+        under_draws: the heads fitted on features under draws, if the encoder has a posterior.
+        seed: for the draws of `predict`, which are the same at every call.
+        temperatures: of the linear head's probabilities "at_mean" and "under_draws"; 1 if missing.
+        options: how images are passed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Probe:
         settings: ProbeSettings | None = None,
         **options: Unpack[ImageOptions],
     ) -> Probe:
-        """Fit heads at μ, and for an encoder with a posterior also under draws; see `grouped_draws`."""
+        """Fit heads at μ and, if the encoder has a posterior, also under draws; see `grouped_draws`."""
         s = settings or ProbeSettings()
         encoder = Encoder.of(model)
         at_mean = features(encoder, images, **options)
@@ -141,10 +141,10 @@ class Probe:
     def _fit_temperature(
         self, images: Tensor, labels: Tensor, fitted: Tensor, draws: int | None, s: ProbeSettings
     ) -> float:
-        """Fit the temperature of the linear head's probabilities, at μ or under draws of their own.
+        """Fit the temperature of the linear head's probabilities, at μ or under separate draws.
 
-        Each fold of the examples is read by a head that was fitted on the other folds' features, `fitted` (S, N, D), at
-        the strength that was chosen for all.
+        Each fold of the examples is predicted by a head fitted on the features `fitted` (S, N, D) of the other folds,
+        with the strength chosen on all examples.
         """
         fold = folds(labels, FOLDS, s.seed)
         count = int(fold.max()) + 1
@@ -175,7 +175,7 @@ class Probe:
         """Predict with every head from the same features: at μ, or averaged over `draws` draws of the encoder.
 
         As in `byov.predict`, `entropy` is the total and `mutual_information` the epistemic uncertainty (0 at μ). The
-        same draws are used whatever the images, so that clean and shifted ones are read by the same networks.
+        draws do not depend on the images, so that clean and shifted images are predicted by the same networks.
         """
         if draws is not None and not self.under_draws:
             raise ValueError(
@@ -184,13 +184,13 @@ class Probe:
         return self._predict(images, draws, self.at_mean if draws is None else self.under_draws)
 
     def features(self, images: Tensor, draws: int | None = None, draws_from: int = READ) -> Iterator[Tensor]:
-        """Yield the features (N, D) that heads are read on: once at μ, or draw by draw, the same at every call."""
+        """Yield the features (N, D) for prediction: once at μ, or draw by draw, the same at every call."""
         if draws is None:
             return iter([features(self.encoder, images, **self.options)])
         return feature_draws(self.encoder, images, draws, self._generator(draws_from), **self.options)
 
     def _generator(self, draws_from: int) -> Generator:
-        """Return a generator on the weights' device, where a draw is quick; other kinds of devices give other draws."""
+        """Return a generator on the weights' device, for fast draws; other device types give other draws."""
         return Generator(self.encoder.device or "cpu").manual_seed(stream(self.seed, draws_from))
 
     def _predict(
@@ -212,7 +212,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of class probabilities as shares, not per cent; the Brier score is made of the last four."""
+    """Scores of class probabilities as fractions, not per cent; the last four decompose the Brier score."""
 
     top1: float
     top5: float
@@ -226,7 +226,7 @@ class Scores:
 
     @classmethod
     def of(cls, probs: Tensor, labels: Tensor, bins: int = 15) -> Scores:
-        """Score (N, C) probabilities; with fewer than five classes top-5 is 1."""
+        """Score probabilities (N, C); with fewer than five classes top-5 is 1."""
         labels = labels.to(probs.device)
         parts = brier_decomposition(probs, labels)
         return cls(
@@ -241,7 +241,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult:
-    """The result of `evaluate_probe` by reading: "linear", "knn" at μ, "linear_draws" and "knn_draws" under draws."""
+    """The results of `evaluate_probe`: "linear" and "knn" at μ, "linear_draws" and "knn_draws" under draws."""
 
     scores: dict[str, Scores]
     predictions: dict[str, Prediction]
@@ -265,11 +265,11 @@ def evaluate_probe(
     A pure function of its arguments: the model is left as it was, and the draws come from `settings.seed`.
 
     Args:
-        model: what `Encoder.of` takes; without a posterior there are no readings under draws.
+        model: as for `Encoder.of`; without a posterior there are no results under draws.
         train: an image set, or (images, labels).
-        test: likewise, of the same classes.
-        settings: how probes are fitted and read.
-        options: how images are handed to the encoder; see `byov.ssl.features.ImageOptions`.
+        test: likewise, with the same classes.
+        settings: how probes are fitted and evaluated.
+        options: how images are passed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
     s = settings or ProbeSettings()
     (images, labels, classes), (test_images, test_labels) = labelled_images(train, test)

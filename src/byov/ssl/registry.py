@@ -1,4 +1,4 @@
-"""Objectives by name, as a recipe's `ssl.objective` has them."""
+"""The objectives by name, for a recipe's `ssl.objective`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "vicreg": VICReg,
     "dino": DINO,
 }
-"""The objectives that a recipe may name."""
+"""Objectives that a recipe can select by name."""
 
 
 def objective(name: str) -> type[Objective]:
-    """Return the objective of that name, or your own as `python:module:Class`."""
+    """Return the objective with this name, or your own as `python:module:Class`."""
     if name.startswith("python:"):
         found = resolve(name.removeprefix("python:"))
         if not (isinstance(found, type) and issubclass(found, Objective)):
-            raise ValueError(f"{name} is no subclass of byov.ssl.objective.Objective.")
+            raise ValueError(f"{name} is not a subclass of byov.ssl.objective.Objective.")
         return found
     if name not in OBJECTIVES:
         raise ValueError(f"There is no objective called {name!r}: {', '.join(OBJECTIVES)}, or python:module:Class.")

@@ -1,4 +1,4 @@
-"""SimCLR (Chen et al. 2020): of all views of the batch, find the one of the same image."""
+"""SimCLR (Chen et al. 2020): among all views of the batch, find the one of the same image."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 
 @in_float32
 def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
-    """Compute NT-Xent: the cross-entropy of each view's partner among all views but itself, those of all processes.
+    """Compute NT-Xent: the cross-entropy of each view's partner among all other views of all processes.
 
-    The average over this process's own views (equation 1).
+    It is averaged over the views of this process (equation 1).
     """
     z1, z2 = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
     everyone = torch.cat([gather(z1), gather(z2)])
@@ -27,10 +27,10 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 
 
 class SimCLR(Objective):
-    """NT-Xent at a temperature of 0.1 (section 5.1), which is ImageNet's; the paper has 0.5 for CIFAR-10 (B.9).
+    """NT-Xent at a temperature of 0.1 (section 5.1), for ImageNet; the paper uses 0.5 for CIFAR-10 (B.9).
 
-    The projector has two layers, 2,048 and 128 wide, both with BatchNorm as in the authors' code. The paper's batch is
-    4,096, by LARS; other views of the batch are the negatives, so that a small batch is another task.
+    The projector has two layers, 2,048 and 128 wide, both with BatchNorm as in the authors' code. The paper trains with
+    LARS and batches of 4,096; the other views of the batch are the negatives, so a small batch is a different task.
     """
 
     title, extent = "SimCLR", "begins near log(2·batch − 1)"

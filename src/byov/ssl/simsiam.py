@@ -11,16 +11,16 @@ from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 
 @in_float32
 def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
-    """Compute −cos(p, z), averaged over the batch; nothing flows into z."""
+    """Compute −cos(p, z), averaged over the batch; no gradient flows into z."""
     return -F.cosine_similarity(prediction, target.detach(), dim=-1).mean()
 
 
 class SimSiam(Objective):
     """½ D(p₁, z₂) + ½ D(p₂, z₁) with D = −cos (equation 2), from −1 to 1.
 
-    Heads (section 3): a projector of three layers, all 2,048 wide, each with BatchNorm, the last without an affine
-    part, as in the authors' code; a predictor of two, with a bottleneck of a quarter of the width (512), whose output
-    has none. The paper keeps the predictor's learning rate constant; here it falls with the rest.
+    The projector (section 3) has three layers of width 2,048, each with BatchNorm, which is not affine in the last, as
+    in the authors' code. The predictor has two layers, with a bottleneck of a quarter of the width (512) and no
+    BatchNorm at its output. The paper keeps the predictor's learning rate constant; here it decays with the rest.
     """
 
     title, extent = "SimSiam", "lies between −1 and 1"

@@ -1,4 +1,4 @@
-"""VICReg (Bardes, Ponce and LeCun 2022): views agree, every output varies over the batch, and no two vary together."""
+"""VICReg (Bardes, Ponce and LeCun 2022): the views agree, and outputs vary over the batch without covarying."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EPS = 1e-4
 def vicreg_loss(z1: Tensor, z2: Tensor, invariance: float, variance: float, covariance: float) -> Tensor:
     """Compute λ s(z₁, z₂) + μ [v(z₁) + v(z₂)]/2 + ν [c(z₁) + c(z₂)], as in the authors' code.
 
-    s is the mean square between this process's views; v, a hinge at a standard deviation of 1, and c, the squared
-    covariances off the diagonal over the number of outputs, are of the batch of all processes.
+    s is the mean squared error between the views of this process. v, a hinge at a standard deviation of 1, and c, the
+    sum of squared off-diagonal covariances divided by the number of outputs, are computed on the global batch.
     """
     total = invariance * F.mse_loss(z1, z2)
     for z in (gather(z1), gather(z2)):
@@ -34,7 +34,7 @@ def vicreg_loss(z1: Tensor, z2: Tensor, invariance: float, variance: float, cova
 class VICReg(Objective):
     """Weights 25 (invariance), 25 (variance) and 1 (covariance); a projector like Barlow Twins' (section 4.2).
 
-    It has three layers, 8,192 wide each, BatchNorm behind the first two.
+    It has three layers of width 8,192, with BatchNorm after the first two.
     """
 
     title, extent = "VICReg", "begins near 25"

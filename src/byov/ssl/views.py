@@ -3,13 +3,13 @@
     views = Views(mean=data.mean, std=data.std)
     first, second = views(images, generator)
 
-Every image has its own crop, flip, colours, order of the colour operations, blur and solarisation. All randomness is
-one tensor of uniform numbers (`views.draw`); the rest (`views.render`) is a pure function of it and the images, which
+Every image has its own crop, flip, colours, order of the colour operations, blur and solarisation. All randomness is in
+one tensor of uniform numbers (`views.draw`); the rest (`views.render`) is a pure function of it and the images, and
 compiles as one graph: `torch.compile(views.render, fullgraph=True)`. On a GPU the matrix products follow
 `torch.set_float32_matmul_precision`; "high" is exact to half a grey level and saves half the time at 224 pixels.
 
-Crops are resized by antialiased bicubic interpolation, as PIL and torchvision do and as the public small-scale BYOL
-results were made; the authors' own code does not antialias, which differs only where a crop is larger than the view.
+Crops are resized by antialiased bicubic interpolation, as in PIL and torchvision and in the public small-scale BYOL
+results; the authors' own code does not antialias, which only matters if a crop is larger than the view.
 Images of at most 32 pixels are not blurred (solo-learn, lightly). On larger ones the kernel is a tenth of the size: 23
 at 224 pixels.
 """
@@ -32,7 +32,7 @@ NEVER = 2.0  # a solarisation threshold that no pixel reaches
 
 @dataclass(frozen=True)
 class View:
-    """One pipeline: probabilities and ranges. The defaults are BYOL's first view."""
+    """The probabilities and ranges of one view's pipeline. The defaults are BYOL's first view."""
 
     area: tuple[Fraction, Fraction] = (0.08, 1.0)
     aspect: tuple[_Side, _Side] = (3 / 4, 4 / 3)
@@ -57,7 +57,7 @@ class View:
 
 
 class Parameters(NamedTuple):
-    """The operations of one view on each of N images; those that an image is spared have their neutral strength."""
+    """The parameters of one view for each of N images; operations that are skipped have their neutral strength."""
 
     top: Tensor  # the crop, in whole pixels
     left: Tensor
@@ -67,7 +67,7 @@ class Parameters(NamedTuple):
     brightness: Tensor
     contrast: Tensor
     saturation: Tensor
-    hue: Tensor  # a shift in parts of the circle, neutral 0
+    hue: Tensor  # a shift as a fraction of the circle, neutral 0
     turn: Tensor  # (N, 4): the position of each of the four in the image's own order
     grayscale: Tensor  # bool
     sigma: Tensor  # neutral 0
@@ -75,7 +75,7 @@ class Parameters(NamedTuple):
 
 
 def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Parameters:
-    """Turn (N, UNIFORMS) numbers from [0, 1) into parameters, for images of height × width pixels."""
+    """Convert uniform numbers (N, UNIFORMS) from [0, 1) to parameters, for images of height × width pixels."""
     tries, where, flip, jitter, strength, keys, grayscale, blur, solarize = uniforms.split(
         (2 * TRIES, 2, 1, 1, OPERATIONS, OPERATIONS, 1, 2, 1), dim=1
     )
@@ -104,12 +104,12 @@ def parameters(view: View, uniforms: Tensor, height: int, width: int) -> Paramet
 
 
 def kernel_size(size: int) -> int:
-    """Return the blur's kernel for views of `size` pixels: odd and near a tenth, 23 at 224; 0 (no blur) up to 32."""
+    """Return the blur's kernel size for views of `size` pixels: odd, about a tenth, 23 at 224; 0 (no blur) up to 32."""
     return 0 if size <= 32 else max(3, size // 10 // 2 * 2 + 1)
 
 
 def crop(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
-    """Apply the crops and flips alone to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
+    """Apply only the crops and flips to float images (N, C, H, W) in [0, 1]; return (N, C, *size) in [0, 1]."""
     never = torch.zeros_like(p.flip)
     rows = transforms.resize_matrix(p.top, p.height, never, images.shape[-2], size[0])
     columns = transforms.resize_matrix(p.left, p.width, p.flip, images.shape[-1], size[1])
@@ -117,7 +117,7 @@ def crop(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
 
 
 def apply(images: Tensor, p: Parameters, size: tuple[int, int]) -> Tensor:
-    """Apply the parameters to float images (N, C, H, W) in [0, 1]; returns (N, C, *size), in [0, 1]."""
+    """Apply the parameters to float images (N, C, H, W) in [0, 1]; return (N, C, *size) in [0, 1]."""
     x = crop(images, p, size)
     planes = transforms.jitter(x.unbind(1), p.brightness, p.contrast, p.saturation, p.hue, p.turn)
     gray, colourless = transforms.gray(planes), p.grayscale.view(-1, 1, 1)
@@ -156,7 +156,7 @@ class Views:
             raise ValueError(f"Views are made of uint8 or floating-point images, not {images.dtype}.")
 
     def check_channels(self, channels: int) -> None:
-        """Raise a ValueError unless there are as many means and standard deviations as channels."""
+        """Raise a ValueError unless `mean` and `std` have one number per channel."""
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) != channels:
                 raise ValueError(f"views.{name} has {len(values)} numbers for images of {channels} channels.")
@@ -166,13 +166,13 @@ class Views:
     ) -> Tensor:
         """Draw all random numbers of one batch: (2, images, UNIFORMS) from [0, 1), on the generator's device.
 
-        A CPU generator gives the same views on every device; a generator on the GPU saves the copy.
+        A CPU generator gives the same views on every device; a generator on the GPU avoids the copy.
         """
         home = generator.device if generator is not None else device
         return torch.rand(2, images, UNIFORMS, generator=generator, device=home).to(device, non_blocking=True)
 
     def render(self, images: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the two views that these uniforms stand for: no randomness, no synchronisation, one graph."""
+        """Render the two views for these uniform numbers: no randomness, no synchronisation, one graph."""
         height, width = images.shape[-2:]
         size = (self.size, self.size) if self.size else (height, width)
         first, second = uniforms.unbind(0)

@@ -1,9 +1,9 @@
-"""Training from a recipe: the loop, its configuration, optimizers, checkpoints, and the tasks that have labels."""
+"""Training from a recipe: the loop, its configuration, optimizers, checkpoints, and supervised tasks."""
 
 
 class Diverged(Exception):
-    """Training went wrong in a way that going on would not mend; the message says what to try."""
+    """Training has diverged and cannot recover; the message says what to try."""
 
 
 class Stopped(Exception):
-    """A signal asked for the end: the run is saved, nothing else should be begun, and the message says where it is."""
+    """A signal stopped the run: it is saved, nothing else should be started, and the message says where it is."""

@@ -1,11 +1,11 @@
 """Prepare a network's BatchNorm layers for training: synchronise them over processes, or put dropout before them.
 
-Dropout before every BatchNorm is the patching paper's baseline (D.3). What stands before a BatchNorm need not be a
-layer with weights: it may be a sum of two branches, or another norm. So each BatchNorm gets a *gate*, one number per
-channel that its input is multiplied with. It is 1, is not learned, and `byov.Dropout` covers it: in a draw it is 0 with
-probability p, else 1/(1 − p). That is `nn.Dropout2d` before the norm with one mask for the whole batch, since a draw is
-of the network's weights; the paper's layer has a mask for each image and pixel. The running statistics see the zeros,
-as the paper's do.
+Dropout before every BatchNorm is the patching paper's baseline (D.3). The input of a BatchNorm need not come from a
+layer with weights: it may be the sum of two branches, or another norm. So each BatchNorm gets a *gate*, one number per
+channel that multiplies its input. It is 1, is not learned, and is covered by `byov.Dropout`: in a draw it is 0 with
+probability p, otherwise 1/(1 − p). This is `nn.Dropout2d` before the norm with one mask for the whole batch, since a
+draw is of the network's weights; the paper's layer has a mask for each image and pixel. The running statistics see the
+zeros, as in the paper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over processes. Each reads the sum of all, so the gradient of a part is the sum of all gradients."""
+    """Sum over processes. Every process uses the total, so the gradient of each part is the sum of all gradients."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -33,10 +33,10 @@ class _Sum(torch.autograd.Function):
 
 
 class GlooBatchNorm(_BatchNorm):
-    """Batch statistics over all processes on the CPU, where torch's SyncBatchNorm does not run.
+    """BatchNorm with statistics over all processes on the CPU, where torch's SyncBatchNorm does not run.
 
-    By two differentiable sums; every process must hold as many examples. The second sum is of squares about the mean
-    that the first gave, in float32 at least: E[x²] − E[x]² would cancel.
+    It uses two differentiable sums; all processes must have equally many examples. The second sum is of squared
+    deviations from the mean, in float32 or better: E[x²] − E[x]² would suffer from cancellation.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -66,7 +66,7 @@ class GlooBatchNorm(_BatchNorm):
 
 
 def synchronise(net: nn.Module, device: torch.device) -> nn.Module:
-    """Replace the network's BatchNorm layers by synchronised ones; call it before `bayesianize`."""
+    """Replace the network's BatchNorm layers with synchronised ones; call this before `bayesianize`."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(net)
     if isinstance(net, _BatchNorm) and not isinstance(net, GlooBatchNorm):
@@ -82,7 +82,7 @@ def add_gates(net: nn.Module) -> nn.Module:
     """Put a gate before every BatchNorm of `net`, in place."""
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm)]
     if not norms:
-        raise ValueError(f"{type(net).__name__} has no BatchNorm that dropout could come before.")
+        raise ValueError(f"{type(net).__name__} has no BatchNorm to put dropout before.")
     for norm in norms:
         like = next(norm.parameters(), None)
         device = None if like is None else like.device

@@ -1,15 +1,16 @@
-"""Checkpoints: one safetensors file whose metadata holds, as JSON, the tree that the tensors hang on. No pickle.
+"""Checkpoints: one safetensors file with the tree of the state as JSON in its metadata. No pickle.
 
-The tree is dicts (keys str or int), lists, tuples, None, bool, int, float, str and tensors. JSON has it as it is, but
+The tree consists of dicts (keys str or int), lists, tuples, None, bool, int, float, str and tensors. Its JSON is the
+obvious one, except for
 
     a tensor                              {"$tensor": its name in the file}
     a tuple                               {"$tuple": [...]}
     a dict with other keys than plain str {"$dict": [[key, value], ...]}
 
-so that any safetensors reader finds the tensors under their path in the tree (`model/net.fc.weight`).
+Any safetensors reader finds the tensors under their path in the tree (`model/net.fc.weight`).
 
-Beside the tree, under "crc32", stands a checksum of it and of each tensor's dtype, shape and bytes. It is against
-disks and copies, not against people: a CRC finds every flipped byte, and is four times as fast as BLAKE2.
+The metadata entry "crc32" holds checksums of the tree and of each tensor's dtype, shape and bytes. They protect against
+faulty disks and copies, not against tampering: a CRC detects every flipped byte, and is four times as fast as BLAKE2.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from torch.optim import Optimizer
 from byov.files import naming, whole
 
 _KEY, _SUMS = "byov", "crc32"
-_HEADER_LIMIT = 99_000_000  # safetensors' own is 100 MB, with the tensors' names
+_HEADER_LIMIT = 99_000_000  # safetensors' own limit is 100 MB, including the tensors' names
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
-    """Write `state` to `path` so that whoever looks finds the old file or the new one, whole.
+    """Write `state` to `path` atomically: a reader finds either the old file or the complete new one.
 
-    A tensor that occurs several times is stored once, and shared again by `load`; other views of one storage are stored
-    each by itself. Parameters come back as tensors, dicts of any kind as dicts, all on the device that `load` is given.
+    A tensor that occurs several times is stored once, and is shared again after `load`; other views of the same storage
+    are stored separately. `load` returns parameters as tensors and dicts of any kind as plain dicts, all on the device
+    that it is given.
     """
     path = Path(path)
     if path.is_dir():
@@ -49,12 +51,12 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     try:
         skeleton = json.dumps(_encode(state, (), tensors), separators=(",", ":"))
     except RecursionError:
-        raise ValueError("The state holds itself, or is nested too deeply, to be saved.") from None
+        raise ValueError("The state contains itself, or is nested too deeply, so it cannot be saved.") from None
     if len(skeleton) > _HEADER_LIMIT:
         raise ValueError("The state holds too many plain values for a checkpoint: put long lists into tensors.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, because safetensors writes to a temporary file with a name of its choice.
+        # In a separate folder, because safetensors writes to a temporary file with a name of its own choice.
         with TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
             written = _write(Path(folder, path.name), tensors.named, skeleton)
             os.replace(written, path)
@@ -66,35 +68,35 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
 
 def clear(path: Path) -> None:
-    """Remove what runs left that were killed while they saved to `path`; nobody else may be writing there."""
+    """Remove temporary files left by runs killed while saving to `path`; no other process may be writing there."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         with suppress(OSError):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> Any:
-    """Read the tree that `save` was given, its tensors on `map_location`, in memory of their own."""
-    # Copied, not left mapped: a mapped file is read a page at a time, when first touched, and lies at addresses that no
-    # allocator would choose, on which the order of a kernel's sums may depend.
+    """Read the tree written by `save`, with its tensors copied to `map_location`."""
+    # Copied, not left memory-mapped: a mapped file is read page by page on first access, and has addresses that no
+    # allocator would choose; the order of a kernel's sums may depend on them.
     return _read(path, lambda tensor: tensor.to(map_location, copy=True), check=True)
 
 
 def peek(path: str | os.PathLike[str]) -> Any:
-    """Read the same tree without its tensors: in their place are `meta` tensors of their shape and dtype."""
+    """Read the tree without the tensors' values: they become `meta` tensors of the same shape and dtype."""
     return _read(path, lambda tensor: tensor.to("meta"), check=False)
 
 
 def fill(target: nn.Module | Optimizer, state: Any, path: str | os.PathLike[str]) -> None:
-    """Load the state of a module or an optimizer from the checkpoint at `path`, or say that it is another's."""
+    """Load `state`, from the checkpoint at `path`, into a module or optimizer; raise if it does not fit."""
     try:
         for name, own in target.state_dict().items() if isinstance(target, nn.Module) else ():
-            found = state.get(name)  # torch would cast it, or say that there is none
+            found = state.get(name)  # torch would cast it, or report it as missing
             whole = [t for t in (own, found) if isinstance(t, Tensor) and not t.is_floating_point()]
             if whole and isinstance(found, Tensor) and found.dtype != own.dtype:
                 raise ValueError(f"{name} is {found.dtype}, not {own.dtype}")
         target.load_state_dict(state)
         for parameter, held in target.state.items() if isinstance(target, Optimizer) else ():
-            for name, found in held.items():  # of which torch compares nothing
+            for name, found in held.items():  # torch does not check these
                 if isinstance(found, Tensor) and found.ndim and found.shape != parameter.shape:
                     raise ValueError(f"an optimizer's {name} is {tuple(found.shape)}, not {tuple(parameter.shape)}")
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -104,7 +106,7 @@ def fill(target: nn.Module | Optimizer, state: Any, path: str | os.PathLike[str]
 
 
 def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check: bool) -> Any:
-    """Read the tree; `take` turns a tensor that is mapped from the file, of which nothing is read yet, into ours."""
+    """Read the tree; `take` converts each memory-mapped tensor, whose data have not been read yet."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
@@ -112,30 +114,30 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check:
         with naming(path), safe_open(path, framework="pt") as file:
             about, tensors = file.metadata(), {}
             skeleton = about[_KEY]
-            sums = json.loads(about.get(_SUMS, "{}"))  # a file of an older byov has none
+            sums = json.loads(about.get(_SUMS, "{}"))  # older versions of byov wrote none
             if not isinstance(sums, dict):
                 raise ValueError("checksums by name")
             if sums and sums.pop("") != zlib.crc32(skeleton.encode()):
                 raise _Damaged("its header")
-            for name in file.keys():  # noqa: SIM118 (it is no dict)
+            for name in file.keys():  # noqa: SIM118 (it is not a dict)
                 tensor = file.get_tensor(name)
                 if check and sums and sums.get(name) != _checksum(tensor):
                     raise _Damaged(name)
                 tensors[name] = take(tensor)
             return _decode(json.loads(skeleton, parse_int=whole), tensors)
     except _Damaged as error:
-        raise ValueError(f"{path} is damaged: {error} is not what was saved. Take another copy of it.") from None
+        raise ValueError(f"{path} is damaged: {error} does not match its checksum. Use another copy.") from None
     except SafetensorError as error:
         said = str(error).lower().replace(" ", "")  # a sentence, or a name in CamelCase, depending on the version
         if any(word in said for word in ("headertoosmall", "invalidheaderlength", "incomplete")):
             raise ValueError(f"{path} is truncated: it has only {path.stat().st_size} bytes.") from None
         raise ValueError(f"{path} is not a byov checkpoint.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no metadata, or not ours
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no metadata, or not from byov
         raise ValueError(f"{path} is not a byov checkpoint.") from None
 
 
 class _Damaged(Exception):
-    """The checksum of what it names is another one."""
+    """The part named in the message does not match its checksum."""
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -145,7 +147,7 @@ def _checksum(tensor: Tensor) -> int:
 
 
 class _Tensors:
-    """Tensors to be saved, by the name each gets in the file."""
+    """Tensors to be saved, by their name in the file."""
 
     def __init__(self) -> None:
         self.named: dict[str, Tensor] = {}
@@ -153,7 +155,7 @@ class _Tensors:
         self._storages: set[int] = set()
 
     def add(self, tensor: Tensor, where: tuple[str, ...]) -> str:
-        """Take a tensor in and return its name, which is that of an earlier one where it is the same tensor."""
+        """Add a tensor and return its name; a tensor added before keeps its name."""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
             raise ValueError(f"{_path(where)} is a {kind} tensor: a checkpoint holds plain dense ones.")
@@ -162,29 +164,29 @@ class _Tensors:
         same = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and same in self._known:
             return self._known[same]
-        # Names only tell people where a tensor was; what matters is that no two are the same.
+        # Names only tell people where a tensor belongs; they just have to be unique.
         name = "/".join(where).encode("utf-8", "replace").decode() or "tensor"
         while name in self.named or name == "__metadata__":
             name += "'"
         self._known[same] = name
         whole = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in self._storages
         self._storages.add(storage.data_ptr())
-        # safetensors refuses tensors that overlap: views of a storage are copied, a tensor that is all of it is not.
+        # safetensors rejects overlapping tensors: views of a storage are copied, a tensor that fills its own is not.
         own = tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
         self.named[name] = own.cpu()
         return name
 
 
 def _write(path: Path, tensors: dict[str, Tensor], skeleton: str) -> Path:
-    """Write a safetensors file and wait until it is on the disk, with the permissions that the umask says."""
+    """Write a safetensors file with the umask's permissions, and wait until it is on the disk."""
     path.touch()
     mode = path.stat().st_mode
     sums = {"": zlib.crc32(skeleton.encode()), **{name: _checksum(tensor) for name, tensor in tensors.items()}}
     try:
         save_file(tensors, path, metadata={_KEY: skeleton, _SUMS: json.dumps(sums)})
     except KeyError as error:
-        raise ValueError(f"A tensor of the state is of {error.args[0]}, which safetensors does not know.") from None
-    path.chmod(mode)  # safetensors lets nobody else read it
+        raise ValueError(f"A tensor of the state is {error.args[0]}, which safetensors does not support.") from None
+    path.chmod(mode)  # safetensors makes it readable by the owner only
     _fsync(path)
     return path
 

@@ -1,9 +1,9 @@
-"""Recipes: frozen dataclasses, nested, from TOML files and `key=value` overrides, and back to plain dicts.
+"""Recipes: nested frozen dataclasses, read from TOML files and `key=value` overrides, and converted to plain dicts.
 
 A field's declared type decides how its value is read: bool, int, float, str, tuples, `Literal`, unions (so `X | None`)
-and other dataclasses. It also says what a number may be: `Annotated[float, Range(0)]`; without a `Range` a float is
-finite and an int has 64 bits. TOML has no null: in a file or an override `none` is None where the type allows it. A
-file may say `base = "other.toml"`, relative to itself, and then holds only what differs.
+and other dataclasses. It also limits numbers: `Annotated[float, Range(0)]`; without a `Range` a float is finite and an
+int has 64 bits. TOML has no null: in a file or an override, `none` means None if the type allows it. A file may set
+`base = "other.toml"`, relative to itself, and then contains only the differences.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
-"""In the package, where it was installed from a wheel; or in the repository."""
+"""The package's folder, if it was installed from a wheel, and the repository's."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be: from `low`, or with `above` more than that, to `high`."""
+    """The allowed range of a number: from `low` to `high`; with `above`, `low` itself is excluded."""
 
     low: float
     high: float = 1e38
@@ -47,19 +47,19 @@ class Range:
 
 Count = Annotated[int, Range(1, 10**9)]
 Width = Annotated[int, Range(1, 10**6)]
-"""Of a layer."""
+"""Width of a layer."""
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 10**6, above=True)]
-"""Of another number; it may be more than all of it."""
+"""A fraction of another number; it may exceed 1."""
 Rate = Annotated[float, Range(0, 10**6, above=True)]
-"""Of learning; beyond it an optimizer's step is no float32."""
+"""A learning rate; above this limit an optimizer's step does not fit float32."""
 Multiple = Annotated[float, Range(0, 10**6)]
-"""Of a learning rate or of the weights."""
+"""A multiple of a learning rate or of the weights."""
 LogVariance = Annotated[float, Range(-100_000, 80)]
 Sigma = Annotated[float, Range(0, 10**18)]
-"""Beyond either a variance is no float32."""
+"""Beyond these limits a variance does not fit float32."""
 
 _DEFAULT_RANGES: dict[Any, Range] = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e38, 1e38)}
 _SHORT = Repr()
@@ -67,13 +67,13 @@ _SHORT.maxstring = _SHORT.maxother = 200
 
 
 class _Text(str):
-    """The text of an override, which is read by the type of its field; a str out of a file is a text and no number."""
+    """The text of an override, parsed according to its field's type; a str from a file is never parsed as a number."""
 
 
 def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides: Sequence[str] = ()) -> T:
-    """Read the recipe at `path`, or byov's of that name, with overrides such as "train.epochs=5" on top.
+    """Read the recipe at `path`, or byov's own with that name, and apply overrides such as "train.epochs=5".
 
-    Without a path it is the defaults.
+    Without a path, start from the defaults.
     """
     if "base" in _names(cls):
         raise TypeError(f"{cls.__name__} has a field named base, which in a recipe names the recipe below it.")
@@ -93,7 +93,7 @@ def load_config(cls: type[T], path: str | PathLike[str] | None = None, overrides
 
 
 def value_of(path: str | PathLike[str] | None, overrides: Sequence[str], key: str) -> Any:
-    """Return what a recipe and its overrides say of one key, such as "data.name", whatever kind of recipe it is."""
+    """Return the value of one key, such as "data.name", in a recipe of any kind and its overrides."""
     for override in reversed(list(overrides)):
         name, _, text = override.partition("=")
         if name.strip() == key:
@@ -105,7 +105,7 @@ def value_of(path: str | PathLike[str] | None, overrides: Sequence[str], key: st
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Build the config that `to_dict` was given."""
+    """Rebuild the config from the result of `to_dict`."""
     return _build(cls, values, "", toml=False)
 
 
@@ -117,9 +117,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def check(config: Any, name: str) -> None:
-    """Refuse a config that was made in Python with what its types do not allow; for its `__post_init__`.
+    """Raise if a config created in Python has values that its types do not allow; for use in `__post_init__`.
 
-    `name` is that of its table in a recipe, for the sentence.
+    `name` is the name of its table in a recipe, for the error message.
     """
     cls: Any = type(config)
     for field in _fields(cls):
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one by dotted keys: {"train": {"lr": 0.1}} as {"train.lr": 0.1}."""
+    """Flatten nested dicts with dotted keys: {"train": {"lr": 0.1}} becomes {"train.lr": 0.1}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -146,9 +146,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def located(path: str | PathLike[str]) -> Path:
-    """Return the file at this path, or else byov's own recipe of this name: digits_train, or recipes/digits_train.toml.
+    """Return the file at this path, or else byov's own recipe: digits_train, or recipes/digits_train.toml.
 
-    A file that is there comes first.
+    An existing file takes precedence.
     """
     path = Path(path)
     if path.is_file():
@@ -168,19 +168,19 @@ def names() -> list[str]:
 
 
 def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a recipe's file over its bases; `seen` are those that it is a base of."""
+    """Read a recipe's file and merge it over its bases; `seen` are the files that led here."""
     if path is None:
         return {}
     path = located(path)
     resolved = path.resolve()
     if resolved in seen:
         raise ValueError(f"{path} is its own base.")
-    if path.stat().st_size > 20_000:  # tomllib takes the square of a dotted key's length
+    if path.stat().st_size > 20_000:  # tomllib is quadratic in the length of a dotted key
         raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
         with naming(path):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of TOML, UTF-8, or Python's limit on the digits of a number
+    except ValueError as error:  # from TOML, UTF-8, or Python's limit on the digits of a number
         raise ValueError(f"{path} is not TOML: {error}.") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply for a recipe.") from None
@@ -193,13 +193,13 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Lay `above` over `below`, table by table; neither is changed."""
+    """Merge `above` over `below`, table by table; neither is modified."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key, "none")
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = _merge(old, value, f"{where}{key}.")
-        elif isinstance(value, Mapping) and str(old).lower() != "none":  # which would hide what is wrong below
+        elif isinstance(value, Mapping) and str(old).lower() != "none":  # merging would hide the error below
             raise ValueError(f"{where}{key} is a table, not {_SHORT.repr(old)}.")
         merged[key] = value
     return merged
@@ -261,7 +261,7 @@ def _describe(kind: Any) -> str:
 
 
 def _build(cls: Any, values: Any, where: str, toml: bool) -> Any:
-    """Build a dataclass from a table; `toml` says that it was read from TOML, where `none` stands for None."""
+    """Build a dataclass from a table; with `toml`, it was read from TOML, where `none` means None."""
     names = _names(cls)
     if not isinstance(values, Mapping):
         raise ValueError(f"{where or 'A recipe'} is a table with {', '.join(names)}, not {_SHORT.repr(values)}.")
@@ -280,12 +280,12 @@ def _build(cls: Any, values: Any, where: str, toml: bool) -> Any:
             raise ValueError(f"The recipe lacks {prefix + field.name}, {_describe(kind)}.")
     try:
         return cls(**chosen)
-    except ValueError as error:  # which names a field by the class where that may stand in several tables
+    except ValueError as error:  # names the field by its class, which may be in several tables
         raise ValueError(str(error).replace(f"{cls.__name__}.", prefix)) from None
 
 
 def _value(kind: Any, value: Any, where: str, toml: bool) -> Any:
-    """Return `value` as `kind` has it: an int may stand for a float, a list for a tuple, a table for a dataclass."""
+    """Convert `value` to `kind`: accepts an int for a float, a list for a tuple and a table for a dataclass."""
     if is_dataclass(kind):
         return _build(kind, value, where, toml)
     if len(_members(kind)) > 1:
@@ -302,7 +302,7 @@ def _value(kind: Any, value: Any, where: str, toml: bool) -> Any:
 
 
 def _scalar(kind: Any, value: Any, toml: bool) -> list[Any]:
-    """Return the value in a list, or an empty one where it is none of that kind."""
+    """Return the value in a list, or an empty list if it is not of this kind."""
     if get_origin(kind) is Literal:
         if isinstance(value, _Text):
             return [o for o in get_args(kind) if value == (str(o).lower() if isinstance(o, bool) else str(o))][:1]
@@ -322,7 +322,7 @@ def _scalar(kind: Any, value: Any, toml: bool) -> list[Any]:
 
 
 def _tuple(kind: Any, value: Any, where: str, toml: bool) -> list[Any]:
-    if isinstance(value, _Text):  # as TOML has lists, or without its quotes and brackets, as people type them
+    if isinstance(value, _Text):  # a TOML list, or one typed without quotes and brackets
         read = _toml(value)
         parts = [part.strip() for part in value.strip("[]()").split(",")]
         value = read if isinstance(read, list) else [_Text(part) for part in parts if part]
@@ -337,8 +337,8 @@ def _tuple(kind: Any, value: Any, where: str, toml: bool) -> list[Any]:
 
 
 def _of_union(members: tuple[Any, ...], value: Any, where: str, toml: bool) -> list[Any]:
-    """Try the members of a union, str, which takes every text, at the end; prefer one that takes the value as it is."""
-    # A table or a list that can be of one member only gets that one's sentence.
+    """Try the members of a union, str last because it accepts any text; prefer one that keeps the value's type."""
+    # A table or a list that only one member can accept gets that member's error message.
     shaped = [m for m in members if (_is_tuple(m) if isinstance(value, list | tuple) else is_dataclass(m))]
     if isinstance(value, list | tuple | Mapping) and len(shaped) == 1:
         return [_value(shaped[0], value, where, toml)]
@@ -352,7 +352,7 @@ def _of_union(members: tuple[Any, ...], value: Any, where: str, toml: bool) -> l
 
 
 def _toml(text: str) -> Any:
-    """Read a text as a TOML value; None if it is none."""
+    """Parse a text as a TOML value; return None if it is not one."""
     try:
         return tomllib.loads(f"it = {text}")["it"]
     except (ValueError, RecursionError):

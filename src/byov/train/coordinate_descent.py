@@ -1,17 +1,18 @@
-"""Coordinate descent by several processes (patching paper, C.2): patches side by side, what is shared all together.
+"""Coordinate descent over several processes (patching paper, C.2): patches in parallel, shared parameters jointly.
 
-    torch.distributed.init_process_group("gloo")          # one process for a few patches; without it one does all
+    torch.distributed.init_process_group("gloo")          # one process per few patches; without it, one trains all
     coordinate_descent(model, loss, batch, rounds=100, steps=10)
 
-A round has two phases, each with the other half held fixed. In the first the patches are dealt out in groups, and each
-process trains those of its groups by draws among them alone: no two write the same number, so none waits for another.
-Then they hand each other what they trained. In the second all train what is shared by distributed SGD: each has a part
-of the batch, and the gradient is the mean over processes.
+A round has two phases, each with the other half of the parameters fixed. In the first, the patches are split into
+groups, and each process trains its groups with draws from these patches only: no two processes write the same number,
+so none has to wait. Then they exchange the trained patches. In the second, all processes train the shared parameters by
+distributed SGD: each has a part of the batch, and the gradient is the mean over processes.
 
-All chance is a function of the seed, so that any number of processes gives the same weights (tested, two beside one). A
-patch learns as often as its group is drawn, with G groups G times as often as by steps on all. What it costs: patches
-of different layers meet in the first phase only inside a group; each round ends with one wait; Adam's moments of the
-patches are kept once for each group; `byov train` does not do it, whose `posterior.alternate` is the same in one.
+All randomness is a function of the seed, so with the same `groups` any number of processes gives the same weights
+(tested with two against one). With G groups, each patch is trained G times as often as by steps on all patches. The
+costs: in the first phase, patches of different layers are combined only within a group; each round ends with one
+synchronisation; and Adam's moments of the patches are stored once per group. `byov train` does not use this; its
+`posterior.alternate` does the same in one process.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ def coordinate_descent(
     groups: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Train patches and shared parameters in turn, `steps` Adam steps each a round.
+    """Train patches and shared parameters in turn, with `steps` Adam steps for each per round.
 
     Args:
-        model: with K patches (EMP or ECMP) somewhere and parameters beside them; the same on all processes.
-        loss: the mean loss of a batch under the draw that the model holds, a penalty included.
-        batch: gives a batch for a generator, whose size the number of processes divides.
-        groups: into how many the patches are dealt; by default one for each process.
+        model: has layers with K patches (EMP or ECMP) and other parameters; the same on all processes.
+        loss: returns the mean loss of a batch, including any penalty, under the model's current draw.
+        batch: returns a batch for a generator; its size must be divisible by the number of processes.
+        groups: number of groups of patches; by default one per process.
     """
     world, rank = (dist.get_world_size(), dist.get_rank()) if several_processes() else (1, 0)
     groups = world if groups is None else groups
     patches, k = _patches(model)
     if not world <= groups <= k:
-        raise ValueError(f"{k} patches are dealt out in {world} to {k} groups, one or more a process, not in {groups}.")
+        raise ValueError(f"{k} patches are split into {world} to {k} groups, one or more per process, not {groups}.")
     shared = [p for p in model.parameters() if p.requires_grad and all(p is not patch for patch in patches)]
     if not shared:
         raise ValueError("Coordinate descent has nothing to alternate with: the posterior covers the whole network.")
@@ -69,7 +70,7 @@ def coordinate_descent(
                 with model.draw(noise=_among(model, members[group], generator)):
                     gradients = torch.autograd.grad(loss(model, batch(generator)), patches, allow_unused=True)
                 for patch, gradient in zip(patches, gradients, strict=True):
-                    patch.grad = torch.zeros_like(patch)  # Adam leaves what never had a gradient where it is
+                    patch.grad = torch.zeros_like(patch)  # Adam does not move what never had a gradient
                     patch.grad[members[group]] = 0.0 if gradient is None else gradient[members[group]]
                 optimizer.step()
                 optimizer.zero_grad()
@@ -86,7 +87,7 @@ def coordinate_descent(
 
 
 def _patches(model: BayesianModule) -> tuple[list[Tensor], int]:
-    """Return the patches of all layers, (K, P) by family, and K."""
+    """Return the patches of all layers, one (K, P) tensor per factor, and K."""
     factors: list[Any] = [factor for factor in model.factors if "components" in factor.roles]
     patches = [factor.get_parameter("components") for factor in factors]
     odd = any(factor.family.learn_probs or not isinstance(factor.family, EMP | ECMP) for factor in factors)
@@ -96,7 +97,7 @@ def _patches(model: BayesianModule) -> tuple[list[Tensor], int]:
 
 
 def _among(model: BayesianModule, members: Tensor, generator: Generator) -> list[dict[str, Tensor]]:
-    """Draw noise whose assignments are among some of the patches."""
+    """Draw noise whose assignments are restricted to some of the patches."""
     noise = model.noise(generator)
     for factor, part in zip(model.factors, noise, strict=True):
         if "components" in factor.roles:
@@ -109,7 +110,7 @@ def _among(model: BayesianModule, members: Tensor, generator: Generator) -> list
 
 @torch.no_grad()
 def _exchange(model: BayesianModule, patches: list[Tensor], mine: Tensor) -> None:
-    """Hand each other the patches that each process trained; average what passes left in buffers, as BatchNorm's do."""
+    """Exchange the patches trained by each process, and average floating-point buffers such as BatchNorm's."""
     if not several_processes():
         return
     for patch in patches:

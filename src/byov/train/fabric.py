@@ -1,4 +1,4 @@
-"""Devices and processes, by Lightning Fabric: what they agree on, and the signals that ask for a planned stop."""
+"""Devices and processes, by Lightning Fabric: shared errors, and signals that request a planned stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from byov.train.train_config import TrainConfig
 
 
 def make_fabric(config: TrainConfig) -> Fabric:
-    """Launch Fabric for this configuration: one device, or DDP over several, also under torchrun and Slurm."""
+    """Launch Fabric for this configuration: one device, or DDP over several, including under torchrun and Slurm."""
     config = config.on(config.sees_gpu)
     launched = "LOCAL_RANK" in os.environ
     processes = int(os.environ.get("WORLD_SIZE", "1")) // config.nodes if launched else None  # on this node
@@ -32,7 +32,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
     several = (processes or 1) > 1 or config.nodes > 1 or (isinstance(devices, int) and devices > 1)
     if devices == "auto" and torch.cuda.device_count() > 1:
         several = True
-    # The EMA's buffers are large and equal by construction: not broadcast at every step.
+    # The EMA's buffers are large and equal by construction, so they are not broadcast at every step.
     strategy: Any = DDPStrategy(broadcast_buffers=False) if several else "auto"
     if config.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ValueError(f"train.accelerator={config.accelerator}, but torch sees no GPU here: leave it at auto.")
@@ -44,33 +44,33 @@ def make_fabric(config: TrainConfig) -> Fabric:
             devices=devices,
             num_nodes=config.nodes,
             strategy=strategy,
-            precision=config.precision,  # type: ignore[arg-type]  # no "auto" any more
+            precision=config.precision,  # type: ignore[arg-type]  # "auto" is resolved here
         )
     except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
         wanted = f"train.accelerator={config.accelerator} with train.devices={config.devices}"
         raise ValueError(f"{wanted} cannot be used here: {reason(error)}") from error
-    # Inputs as they are: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
+    # Keep inputs unchanged: Fabric would round β, and the uniforms that place the crops, to bfloat16's three digits.
     fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
     if fabric.device.type == "cuda" and config.precision == "bf16-mixed":
-        # What is left in float32 (the resampling of views) may round as finely as half a grey level.
+        # What remains in float32 (the resampling of views) may have rounding errors of up to half a grey level.
         torch.set_float32_matmul_precision("high")
     return fabric
 
 
 def _check_counts(config: TrainConfig) -> None:
-    """Refuse more processes than there can be use for, or nodes that nobody has started."""
+    """Raise if there are more processes than are useful, or several nodes but no launcher."""
     on_cpu = config.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     most = max(8, 2 * (os.cpu_count() or 1))
     if on_cpu and isinstance(config.devices, int) and config.devices > most:
-        raise ValueError(f"train.devices={config.devices} is that many processes on the CPU: here at most {most}.")
+        raise ValueError(f"train.devices={config.devices} is too many processes for this CPU: at most {most}.")
     if config.nodes > 1 and not {"MASTER_ADDR", "SLURM_NTASKS"} & set(os.environ):
-        raise ValueError(f"train.nodes={config.nodes} is for runs that torchrun or srun starts on each of the nodes.")
+        raise ValueError(f"train.nodes={config.nodes} is for runs started on each node by torchrun or srun.")
 
 
 @contextmanager
 def raise_on_all(fabric: Fabric) -> Iterator[None]:
-    """Raise on every process what was wrong on one of them: no other waits for it, and the first can say it."""
+    """Raise an error of one process on all of them, so that none waits for it and the first can report it."""
     if fabric.world_size == 1:
         yield
         return
@@ -89,7 +89,7 @@ def raise_on_all(fabric: Fabric) -> Iterator[None]:
 
 @contextmanager
 def print_errors(fabric: Fabric) -> Iterator[None]:
-    """Print what went wrong on a process other than the first, which would only learn that it has ended."""
+    """Print errors of processes other than the first, which would only see that they ended."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
@@ -99,14 +99,14 @@ def print_errors(fabric: Fabric) -> Iterator[None]:
 
 
 def print_lines(*lines: str) -> None:
-    """Print on stderr the lines that say anything, word for word: a path may hold what looks like rich's markup."""
+    """Print non-empty lines to stderr verbatim: a path may look like rich markup."""
     for line in filter(None, lines):
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def explain_lost_process(fabric: Fabric) -> Iterator[None]:
-    """Tell in a sentence that another process has ended, which a backend tells by an error of its own."""
+    """Replace a backend's error by a clear message when another process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -120,13 +120,13 @@ def explain_lost_process(fabric: Fabric) -> Iterator[None]:
 
 
 STOPS = ("SIGTERM", "SIGINT", "SIGUSR1")
-"""What a scheduler, or Ctrl-C, asks for a stop with; Slurm's warning is what `--signal` says."""
+"""Signals by which a scheduler or Ctrl-C requests a stop; Slurm sends the one given by `--signal`."""
 
 
 class Signals:
-    """Note these signals instead of dying of them, in the main thread only; `caught` is the first one's number, or 0.
+    """Record these signals instead of being killed by them, in the main thread only.
 
-    A SIGINT after another signal ends the program at once.
+    `caught` is the number of the first signal, or 0. A SIGINT after another signal ends the program at once.
     """
 
     def __init__(self) -> None:
@@ -135,8 +135,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._process = os.getpid()
-        if threading.current_thread() is threading.main_thread():  # Python allows no other to set a handler
-            for number in (getattr(signal, name) for name in STOPS if hasattr(signal, name)):  # Windows lacks one
+        if threading.current_thread() is threading.main_thread():  # only it may set signal handlers
+            for number in (getattr(signal, name) for name in STOPS if hasattr(signal, name)):  # Windows lacks SIGUSR1
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -145,7 +145,7 @@ class Signals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a loader's worker, forked meanwhile: its parent decides, and may end it
+        if os.getpid() != self._process:  # a forked loader worker: its parent decides, and may end it
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return

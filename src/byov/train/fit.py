@@ -1,7 +1,7 @@
-"""byov.fit: train on the batches of a loader, for people without a loop of their own.
+"""byov.fit: train on the batches of a loader, for users without a training loop of their own.
 
-`train.loop` promises what a user's loader cannot keep: an order of the data that is a function of the seed, a folder,
-and a run that stops and resumes equal to the bit. So this is another loop, one page long, of the same parts.
+`train.loop` guarantees things that are impossible with a user's loader: a data order that is a function of the seed, a
+folder, and resuming bit for bit. So this is a separate short loop, built from the same parts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from byov.train.history import History
 from byov.train.labelled_loss import Criterion, Loss
 
 EPOCHS, STEPS = 10, 1000
-"""How long `fit` trains by default: so many epochs, or more where these have fewer steps. Ten epochs of 1,200 digits
-are 190 steps, after which a small network had 86 to 90 % of held-out digits right; after a thousand it had 97 %."""
+"""Default length of training: this many epochs, or more if they have fewer than this many steps. Ten epochs of 1,200
+digits are 190 steps, after which a small network had an accuracy of 86 to 90 % on held-out digits; after a thousand it
+had 97 %."""
 
 
 def fit(
@@ -58,28 +59,28 @@ def fit(
     precision: Precision = "auto",
     progress: bool | None = None,
 ) -> History:
-    """Train a model in place: loss + β·KL/N by AdamW, with a warm-up and a cosine of the rate, and β from 0 to its end.
+    """Train a model in place: loss + β·KL/N by AdamW, with warm-up and cosine for the learning rate, and β from 0 up.
 
-    With a validation the model gets the weights of the epoch whose posterior predictive was the likeliest there.
+    With validation data, the model gets the weights of the epoch with the lowest negative log-likelihood there.
 
     Args:
-        model: a BayesianModule; a plain network, trained without a KL; or a `byov.SWAG`, whose network's rate stays up.
-        loader: gives (x, y) or mappings with "labels", again in each epoch; or a data set of such examples.
-        epochs: how often it is gone through, at most; by default ten times, or as often as makes a thousand steps.
-        validation: the same, of examples that are not trained on.
-        lr: of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
-        weight_decay: decoupled; of parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
-        beta_end: where β ends; 1 is Bayes, if N is the number of examples.
-        n: N. By default the number of examples, but for a Gaussian of more than three weights for each, which would
-            learn little but the prior: see `byov.posterior.usual_n`.
-        task: as for `byov.predict`; by default what outputs and labels leave no doubt about.
+        model: a BayesianModule; a plain network, trained without KL; or a `byov.SWAG`, for which the rate stays high.
+        loader: yields (x, y) or mappings with "labels", again in every epoch; or a data set of such examples.
+        epochs: maximum number of epochs; by default ten, or as many as make a thousand steps.
+        validation: like `loader`, with examples that are not trained on.
+        lr: learning rate of the weights; ρ = log σ² has its own (`byov.parameter_groups`).
+        weight_decay: decoupled, for parameters without a posterior's ρ. A Gaussian needs none: it has the KL.
+        beta_end: final value of β; 1 is Bayes, if N is the number of examples.
+        n: N. By default the number of examples, except for a Gaussian with more than three weights per example, which
+            would learn little but the prior: see `byov.posterior.usual_n`.
+        task: as for `byov.predict`; by default inferred from outputs and labels, if they are unambiguous.
         output: as for `byov.predict`.
-        loss: a function of outputs and labels in place of the task's; the validation is then of the mean weights.
-        noise_precision: τ of a regression, whose noise has the variance 1/τ.
-        patience: stop after so many epochs without a better validation; None: never.
-        samples: draws of each validation.
-        precision: "auto" is bfloat16 where a CUDA GPU computes, by autocast.
-        progress: a progress bar; by default where there is a terminal to show it.
+        loss: a function of outputs and labels that replaces the task's loss; validation then uses the mean weights.
+        noise_precision: τ of a regression, whose noise has variance 1/τ.
+        patience: stop after this many epochs without a better validation; None: never.
+        samples: number of draws for each validation.
+        precision: "auto" is bfloat16 autocast on a CUDA GPU.
+        progress: show a progress bar; by default if there is a terminal.
     """
     loader, validation = _loader(loader, shuffle=True), _loader(validation, shuffle=False)
     numbers = {"lr": lr, "weight_decay": weight_decay, "noise_precision": noise_precision}
@@ -102,23 +103,23 @@ def fit(
 
 
 def _optimizer(model: nn.Module, lr: float, steps: int, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW whose groups remember the rate that they begin with."""
+    """Return AdamW whose groups store their initial learning rate."""
     groups = [{**group, "initial": group["lr"]} for group in parameter_groups(model, lr, steps)]
     return torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
 
 
 def _loader(given: Any, shuffle: bool) -> Any:
-    """Return a loader that can be gone through again: the one given, or one of a data set."""
+    """Return a loader that can be iterated repeatedly: the given one, or one for a data set."""
     if isinstance(given, Dataset) or type(given).__module__.startswith("datasets."):
         if not hasattr(given, "__len__"):
-            raise TypeError(f"fit needs a data set with a length, which {type(given).__name__} has not.")
+            raise TypeError(f"fit needs a data set with a length, which {type(given).__name__} lacks.")
         given = DataLoader(given, ROWS, shuffle=shuffle and not isinstance(given, IterableDataset))
     if given is None or (isinstance(given, tuple) and len(given) == 2):
         return given and [given]  # one batch
     try:
         size = len(given)
     except TypeError:
-        raise TypeError(f"fit needs a loader with a length, which {type(given).__name__} has not.") from None
+        raise TypeError(f"fit needs a loader with a length, which {type(given).__name__} lacks.") from None
     if isinstance(given, Tensor | dict | str) or size == 0:
         raise ValueError(
             "The loader is empty: there is nothing to fit on." if size == 0 else "fit takes a loader of (x, y)."
@@ -127,14 +128,14 @@ def _loader(given: Any, shuffle: bool) -> Any:
 
 
 def _examples(loader: Any, criterion: Criterion) -> int:
-    """Count the examples that the loader gives: those of its sampler, which may be a part of the data set."""
+    """Count the examples that the loader yields: its sampler may cover only a part of the data set."""
     size, batches = _size(getattr(loader, "dataset", None)), getattr(loader, "batch_sampler", None)
-    if not size or (isinstance(loader, DataLoader) and batches is None):  # its data set may be one of whole batches
+    if not size or (isinstance(loader, DataLoader) and batches is None):  # its data set may hold whole batches
         return sum(len(y) for _, y in labelled(loader, criterion.net))
     sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))
-    # N counts the examples that are learnt from in all epochs. One process of several sees a part in an epoch, a random
-    # sampler may draw fewer, or some twice, and drop_last leaves out others each time: all of them count. But an
-    # example of weight 0 is never drawn.
+    # N counts the examples learnt from over all epochs. In one epoch, each of several processes sees a part, a random
+    # sampler may draw fewer examples or some twice, and drop_last leaves out different ones each time: all of them
+    # count. But an example of weight 0 is never drawn.
     if isinstance(sampler, WeightedRandomSampler):
         return int((sampler.weights > 0).sum())
     if isinstance(sampler, DistributedSampler | RandomSampler):
@@ -143,7 +144,7 @@ def _examples(loader: Any, criterion: Criterion) -> int:
 
 
 def _size(of: Any) -> int:
-    """Return the length; 0 of what has none."""
+    """Return the length; 0 if there is none."""
     try:
         return len(of)
     except TypeError:
@@ -151,11 +152,11 @@ def _size(of: Any) -> int:
 
 
 def _one_length(validation: Any, criterion: Criterion) -> None:
-    """Refuse tokens of several lengths before training: their predictions would not be one tensor."""
+    """Raise before training if token sequences differ in length: their predictions would not form one tensor."""
     if validation is None or criterion.loss is not None:
         return
     shapes: set[tuple[int, ...]] = set()
-    with torch.random.fork_rng(devices=[]):  # training is the same as without this look
+    with torch.random.fork_rng(devices=[]):  # iterating here must not change the training
         for _, y in labelled(validation, criterion.net):
             if y.ndim < 2 or y.is_floating_point():
                 return
@@ -178,7 +179,7 @@ def _check(epochs: int, samples: int, precision: str, **numbers: float) -> None:
 
 @contextmanager
 def _bar(steps: int, progress: bool | None) -> Iterator[Callable[[str], None]]:
-    """Show how far it is, where there is somebody to see it."""
+    """Show a progress bar if there is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     shown = console.is_terminal if progress is None else progress

@@ -1,4 +1,4 @@
-"""One epoch of `byov.fit`, and the validation after it."""
+"""The epochs of `byov.fit`, with their validation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from byov.train.schedules import warmup_cosine
 
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 WARMUP = 0.05
-"""The share of the steps over which the rate rises."""
+"""Fraction of the steps used for the warm-up."""
 
 
 @dataclass
 class Fitting:
-    """A model on its way through the epochs."""
+    """The state of a training by `byov.fit`."""
 
     model: nn.Module
     criterion: Criterion
@@ -41,12 +41,12 @@ class Fitting:
     beta_end: float
     precision: Precision
     swag: SWAG | None = None
-    """What follows the model, and is validated and kept in its place."""
+    """Follows the model, and is validated and kept in its place."""
     step: int = 0
     advance: Callable[[str], None] = lambda text: None
 
     def run(self, loader: Any, validation: Any, epochs: int, samples: int, patience: int | None) -> None:
-        """Train to the end, or until the validation has not been better for some epochs; keep the best weights."""
+        """Train until the end, or until validation has not improved for `patience` epochs; keep the best weights."""
         kept: dict[str, Tensor] = {}
         learner = self.model if self.swag is None else self.swag
         for epoch in range(1, epochs + 1):
@@ -62,12 +62,12 @@ class Fitting:
         self.model.eval()
 
     def train(self, loader: Any) -> dict[str, float]:
-        """Go through the loader once; return the mean loss and the last penalty."""
+        """Train for one epoch; return the mean loss and the last penalty."""
         self.model.train()
         whole = loss = torch.zeros(())
         total, count = torch.zeros(()), 0
         for x, y in labelled(loader, self.criterion.net):
-            end = 0.0 if self.swag is None else 1.0  # of weights that stand still there is no path
+            end = 0.0 if self.swag is None else 1.0  # SWAG needs weights that keep moving
             rate = warmup_cosine(self.step, self.steps, round(WARMUP * self.steps), 1.0, end)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial"] * rate
@@ -89,7 +89,7 @@ class Fitting:
 
     @torch.no_grad()
     def validate(self, loader: Any, samples: int) -> dict[str, float]:
-        """Score the posterior predictive; or, where the loss is the user's own, the mean weights by it."""
+        """Score the posterior predictive or, with a user's own loss, compute this loss at the mean weights."""
         model = self.model if self.swag is None else self.swag.posterior()
         model.eval()
         if self.criterion.loss is not None:

@@ -1,4 +1,4 @@
-"""What `byov.fit` saw: a row for each epoch, and a table of them."""
+"""The history of `byov.fit`, with one row per epoch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass
 class History:
-    """What `fit` saw, a row for each epoch; printed, it is a table.
+    """The history of `fit`, with one row per epoch; it prints as a table.
 
-    `loss` is the training's, without the KL, and `kl` what is added, β·KL/N. The scores of the validation are those of
-    the posterior predictive. `best` is the epoch whose weights the model has, of those counted from 1.
+    `loss` is the training loss without the KL, and `kl` is the added term β·KL/N. The validation scores are those of
+    the posterior predictive. `best` is the epoch, counted from 1, whose weights the model has.
     """
 
     task: str
@@ -21,9 +21,9 @@ class History:
     best: int = 0
 
     def add(self, row: dict[str, float]) -> None:
-        """Add an epoch; the best is the one whose validation is the likeliest, or without one the last.
+        """Add an epoch; the best has the lowest validation NLL, or is the last one without validation.
 
-        A validation that is not finite is never the best.
+        A validation NLL that is not finite is never the best.
         """
         self.rows.append(row)
         if "nll" not in row or (isfinite(row["nll"]) and row["nll"] <= min(filter(isfinite, self["nll"]))):

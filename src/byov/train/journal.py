@@ -1,4 +1,4 @@
-"""Write down a run: one JSON line per report and per record of its layers, TensorBoard, and a progress bar."""
+"""Log a run: JSON lines for reports and layer statistics, TensorBoard, and a progress bar."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from byov.posterior.layer_statistics import layer_statistics
 
 _SHOWN = ("loss", "ssl", "kl", "sigma", "snr")
 LAYER_RECORDS = 100
-"""How many records of its layers a run has. One costs a few passes over the weights: see benchmarks/layers.py."""
+"""Number of layer records per run. Each costs a few passes over the weights: see benchmarks/layers.py."""
 LEAST_INTERVAL = 4
-"""Steps between two records, at least: after every step of a tiny network they would take more than 1 % of the time."""
+"""Minimum steps between two records: after every step of a tiny network, they would take more than 1 % of the time."""
 _START = b'{"step"'
-"""How every log begins."""
+"""The first bytes of every log."""
 
 
 def layer_interval(total: int) -> int:
-    """Return the steps from one record of the layers to the next."""
+    """Return the number of steps between layer records."""
     return max(LEAST_INTERVAL, round(total / LAYER_RECORDS))
 
 
 def layers_due(step: int, total: int) -> bool:
-    """Say if the layers are recorded after `step` of `total` steps: at the start, every total/100 steps, at the end.
+    """Check whether layers are recorded after `step` of `total` steps: at the start, every total/100 steps, at the end.
 
-    A function of the two alone, so that a run which was stopped and resumed has the records of one that was not.
+    This depends only on the two numbers, so that a resumed run has the same records as an uninterrupted one.
     """
     return step % layer_interval(total) == 0 or step == total
 
 
 class Journal:
-    """`log.jsonl`, `layers.jsonl` and `tensorboard/` in the run's folder, and a bar; silent on all ranks but the first.
+    """Write `log.jsonl`, `layers.jsonl`, `tensorboard/` in the run's folder and a progress bar, on the first rank only.
 
-    A resumed run continues after the checkpoint's step: what was written beyond it is taken out.
+    A resumed run continues after the checkpoint's step: later entries are removed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Journal:
             return self
         self.run.mkdir(parents=True, exist_ok=True)
         logs = [self.run / name for name in ("log.jsonl", "layers.jsonl")]
-        for path in logs:  # both, before either is cut
+        for path in logs:  # check both before truncating either
             _check(path)
         for path in logs:
             _cut(path, self.step)
@@ -83,7 +83,7 @@ class Journal:
         self.open.close()
 
     def _close_board(self) -> None:
-        with suppress(OSError):  # a full disk: the log, which holds the same, would have said so
+        with suppress(OSError):  # a full disk: writing the log, with the same data, would have raised
             self.board.close()
 
     def _bar(self) -> Progress:
@@ -113,19 +113,20 @@ class Journal:
         with naming(self.run / "tensorboard"):
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
-        # The sum of SSL loss and KL may rise over a healthy run.
+        # The sum of SSL loss and KL may rise in a healthy run.
         names = [name for name in _SHOWN if name in values and not (name == "loss" and "ssl" in values)]
         shown = " ".join(f"{name} {values[name]:.4g}" for name in names) + f" · {speed:,.0f} images/s"
         self.bar.update(self.row, completed=step, description=self._epoch(step), values=shown)
 
     def _epoch(self, step: int) -> str:
-        """Say in which epoch of how many a step is."""
+        """Return the epoch of a step as text, such as "epoch 3/10"."""
         return f"epoch {-(-step // self.steps_per_epoch)}/{-(-self.total // self.steps_per_epoch)}"
 
     def record_layers(self, step: int, model: nn.Module) -> None:
         """Write layer-wise σ and |μ|/σ (BYOV's Figures 3 and 6), if a record is due after this step.
 
-        Each row has the numbers in the order of `LayerStatistics`. All ranks have the same weights: the first writes.
+        Each row has the numbers in the order of `LayerStatistics`. All ranks have the same weights, so only the first
+        writes.
         """
         if not (self.active and isinstance(model, BayesianModule) and layers_due(step, self.total)):
             return
@@ -135,14 +136,14 @@ class Journal:
         _append(self.layer_file, {**self._at(step), "layers": layers})
 
     def alarm(self, step: int, message: str, about: str = "") -> None:
-        """Print and write a warning, once each time a run is started, for each thing that it is about."""
+        """Print and log a warning, only once per start of a run for each topic `about`."""
         if self.active and about not in self.alarmed:
             self.console.print(f"[bold yellow]warning:[/] {message}")
             _append(self.file, {"step": step, "alarm": message})
             self.alarmed.add(about)
 
     def _of_board(self, caught: threading.ExceptHookArgs) -> None:
-        """Pass over what TensorBoard's own thread could not write: it is told when the next value is added."""
+        """Ignore write errors in TensorBoard's own thread: they are raised when the next value is added."""
         if not isinstance(caught.exc_value, OSError):
             self.hook(caught)
 
@@ -151,14 +152,14 @@ class Journal:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to six digits; None for what JSON has no name for: the weights may have diverged."""
+    """Round to six digits; None for non-finite values, which JSON lacks: the weights may have diverged."""
     if value is None or not isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
-    """Write a line at once."""
+    """Write a line immediately."""
     line = json.dumps(entry).encode() + b"\n"
     with naming(Path(file.name)):
         written = file.write(line)
@@ -167,9 +168,9 @@ def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
 
 
 def _check(path: Path) -> None:
-    """Refuse a file that is not ours to cut or to continue."""
+    """Raise if the file is not a byov log, which may be truncated and continued."""
     if path.exists():
-        ours = path.is_file()  # a pipe would wait for ever
+        ours = path.is_file()  # reading a pipe may block forever
         if ours:
             with path.open("rb") as file:
                 ours = _START.startswith(file.read(len(_START)))
@@ -178,9 +179,9 @@ def _check(path: Path) -> None:
 
 
 def _cut(path: Path, step: int) -> None:
-    """Cut a log off after what was written up to a step; a run that starts anew starts with nothing.
+    """Remove the entries of a log after a step; at step 0, empty it.
 
-    What follows is of no use, nor is a line that a kill cut short. In place, since that needs no space on the disk.
+    A last line that was only partly written is removed too. The file is truncated in place, which needs no disk space.
     """
     if not path.exists():
         return
@@ -197,5 +198,5 @@ def _cut(path: Path, step: int) -> None:
 def _step(line: bytes) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # cut short, or not ours
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # truncated, or not from byov
         return 1 << 62

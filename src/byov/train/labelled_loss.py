@@ -1,4 +1,4 @@
-"""The loss that the labels of a user's loader ask for, and the scores of a prediction of them."""
+"""The loss for the labels of a user's loader, and the scores of predictions of these labels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Criterion:
-    """The loss of a task: the one that is named, or that outputs and labels leave no doubt about, or the user's own.
+    """The loss of a task, which is given or inferred from unambiguous outputs and labels, or the user's own loss.
 
-    Cross-entropy for the tasks of classes, the sum of binary cross-entropies for "multilabel", Gaussian negative
-    log-likelihoods for "gaussian", and for "regression" with the noise 1/τ, which is half the squared error.
+    It is cross-entropy for classification tasks, the sum of binary cross-entropies for "multilabel", and the Gaussian
+    negative log-likelihood for "gaussian" and "regression"; the latter with the noise 1/τ: half the squared error.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Criterion:
 
     @property
     def name(self) -> str:
-        """Return what is minimised, in a word."""
+        """Return the name of what is minimised."""
         return "its own loss" if self.loss is not None else str(self.reading.task)
 
     def __call__(self, x: Any, y: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Criterion:
 
 
 def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, tau: float = 1.0) -> Tensor:
-    """Compute the mean −log p(labels) over a batch; of class labels that are not `IGNORED`."""
+    """Compute the mean −log p(labels) over a batch, skipping class labels that are `IGNORED`."""
     if task in CLASSES:
         dim = class_dim(task, outputs, draws=0)
         check_classes(labels, outputs.shape[dim])
@@ -66,7 +66,7 @@ def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, 
         return F.cross_entropy(logits, labels, ignore_index=IGNORED)
     mean, log_var = outputs.chunk(2, 1) if task == "gaussian" else (outputs, None)
     if labels.numel() != mean.numel():
-        raise ValueError(f"Outputs {tuple(mean.shape)} and labels {tuple(labels.shape)} have to be of one size.")
+        raise ValueError(f"Outputs {tuple(mean.shape)} and labels {tuple(labels.shape)} must have the same size.")
     labels = labels.to(mean).reshape(mean.shape)
     if task == "multilabel":
         each = F.binary_cross_entropy_with_logits(mean, labels, reduction="none")
@@ -78,15 +78,15 @@ def negative_log_likelihood(task: Task | None, outputs: Tensor, labels: Tensor, 
 
 
 def check_classes(labels: Tensor, classes: int) -> None:
-    """Refuse labels that are no classes; before they are on a GPU, which would end the process."""
+    """Raise on labels that are not classes before they reach a GPU, where they would kill the process."""
     labels = class_numbers(labels, classes)
     if bool(((labels < 0) & (labels != IGNORED)).any()):
         least = int(labels[labels != IGNORED].min())
-        raise ValueError(f"The label {least} is no class, and not {IGNORED}, which is none.")
+        raise ValueError(f"The label {least} is neither a class nor {IGNORED}, which is ignored.")
 
 
 def scored(prediction: Prediction, labels: Tensor) -> dict[str, float]:
-    """Score a prediction: its negative log-likelihood first, then what is usually asked for beside it."""
+    """Score a prediction: first its negative log-likelihood, then the usual metrics of its task."""
     mean, task = prediction.mean, prediction.task
     if task in CLASSES:
         mean = mean.movedim(class_dim(task, mean, draws=0), -1).flatten(0, -2)

@@ -1,7 +1,8 @@
-"""The training loop: Lightning Fabric for devices and processes, and a run that stops and resumes equal to the bit.
+"""The training loop: Lightning Fabric for devices and processes, and runs that stop and resume bit for bit.
 
-Nothing random is carried from step to step. All chance of step k is a pure function of (seed, k, rank), and the order
-of the data of (seed, epoch): a checkpoint needs weights, optimizer and two whole numbers, and no state of a generator.
+No random state is carried from step to step. All randomness of step k is a pure function of (seed, k, rank), and the
+order of the data of (seed, epoch): a checkpoint needs the weights, the optimizer and two integers, but no generator
+state.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from byov.train.schedules import warmup_cosine
 from byov.train.train_config import TrainConfig
 
 CERTAIN = 1e30
-"""|μ|/σ of a weight without σ; a number, so that a log can hold it."""
+"""|μ|/σ of a weight with σ = 0; finite, so that it can be logged."""
 WIDE = 0.3
-"""The median |μ|/σ below which a student without labels is warned. Of a ResNet-18 whose ratio fell to 0.001, and which
-ended 3 points below BYOL, the loss began to lag at about 1; at 0.3 it was past doubt, and half of the run was left."""
+"""Self-supervised training warns below this median |μ|/σ. For a ResNet-18 whose ratio fell to 0.001, and which ended
+3 points below BYOL, the loss began to lag at about 1; at 0.3 this was beyond doubt, with half of the run left."""
 
 _ADVICE = (
     "Try a lower train.lr, train.clip=1.0, a longer warm-up, or with a posterior a smaller posterior.beta_end;"
@@ -41,7 +42,7 @@ _ADVICE = (
 
 
 class Task(Protocol):
-    """What is trained: a module whose forward gives the loss first, and what each step feeds it."""
+    """What the loop trains: a module whose forward returns the loss first, and the inputs for each step."""
 
     data: Any
 
@@ -49,33 +50,33 @@ class Task(Protocol):
     def module(self) -> nn.Module: ...
 
     def trainable(self) -> nn.Module:
-        """Return the part with parameters to optimize; a BayesianModule, or a plain network."""
+        """Return the module whose parameters are optimized: a BayesianModule or a plain network."""
         ...
 
     def inputs(self, batch: Batch, generator: Generator, place: Place) -> tuple[Any, ...]:
-        """Return the arguments of the module's forward for one batch; random numbers come from the step's generator."""
+        """Return the arguments of the module's forward for one batch, with random numbers from the step's generator."""
         ...
 
     def after(self, step: int, total: int) -> None:
-        """Do what follows the optimizer's step number `step` (from 1)."""
+        """Do any work after the optimizer's step number `step` (from 1)."""
         ...
 
 
 class RecipeTask(Task, Protocol):
-    """A task made from a recipe, of which a run's folder says something."""
+    """A task made from a recipe, with additional information for checkpoint and user."""
 
     def about(self) -> dict[str, Any]:
-        """Return what the checkpoint says beyond the recipe and the data."""
+        """Return what the checkpoint records besides the recipe and the data."""
         ...
 
     def note(self) -> str:
-        """Return what is printed before the training, or ""."""
+        """Return a text to print before training, or ""."""
         ...
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a batch stands: which optimizer step of how many, and which share of the global batch it is."""
+    """The position of a batch: its optimizer step, and its part of the global batch."""
 
     step: int
     total: int
@@ -85,7 +86,7 @@ class Place:
 
 
 class Loop:
-    """One run: a task, its configuration, and the folder it is kept in."""
+    """One run: a task, its configuration, and its folder."""
 
     def __init__(self, fabric: Fabric, task: Task, config: TrainConfig, run: Path, recipe: dict[str, Any]) -> None:
         config = config.on(fabric.device.type == "cuda")
@@ -93,7 +94,7 @@ class Loop:
         share, rest = divmod(config.batch_size, fabric.world_size * config.accumulate)
         if rest:
             parts = f"{fabric.world_size} processes × {config.accumulate} accumulated parts"
-            raise ValueError(f"train.batch={config.batch_size} cannot be shared by {parts}.")
+            raise ValueError(f"train.batch={config.batch_size} cannot be divided among {parts}.")
         if share * fabric.world_size == 1 and any(isinstance(m, nn.BatchNorm1d) for m in task.module.modules()):
             raise ValueError(f"train.batch={config.batch_size} is one image at a time, and a BatchNorm needs two.")
         self.batches = Batches(
@@ -111,7 +112,7 @@ class Loop:
         self.total = config.epoch_count * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
         self.signal = 0
-        """The number of the signal that the run was stopped by."""
+        """The number of the signal that stopped the run, or 0."""
         scale = config.batch_size / config.lr_batch if config.lr_batch else 1.0
         self.base_lr = config.lr * scale
         self.log_var_lr = log_var_rate(self.total) / self.base_lr if config.log_var_lr is None else config.log_var_lr
@@ -127,7 +128,7 @@ class Loop:
             log_var=config.log_var_optimizer,
             decay=config.decay,
         )
-        # Graphs own the memory of the gradients: no second part may add to them.
+        # CUDA graphs own the memory of the gradients, so gradients cannot be accumulated.
         self.graphs = (
             config.compile is True
             and config.cuda_graphs
@@ -145,7 +146,7 @@ class Loop:
         return self.run / "checkpoint.safetensors"
 
     def save(self) -> None:
-        """Save the run as it stands, unless it is broken: that must not take the place of a good checkpoint."""
+        """Save the run; raise if weights are not finite, so that no good checkpoint is replaced by a broken one."""
         if not all(bool(p.isfinite().all()) for p in self.task.trainable().parameters()):
             raise Diverged(f"Not all weights are finite after step {self.step}. {_ADVICE}")
         if self.fabric.is_global_zero:
@@ -154,7 +155,7 @@ class Loop:
                 {
                     "recipe": self.recipe,
                     "module": self.task.module.state_dict(),
-                    # Its moments are most of a checkpoint, and a finished run needs them no more.
+                    # Its moments are most of a checkpoint, and a finished run no longer needs them.
                     "optimizer": self.optimizer.state_dict() if self.step < self.total else {},
                     "step": self.step,
                     "total": self.total,
@@ -166,7 +167,7 @@ class Loop:
         self.fabric.barrier()
 
     def resume(self) -> str:
-        """Resume the run from its checkpoint; return a warning if it will not be equal to the bit, or ""."""
+        """Resume the run from its checkpoint; return a warning if it will not be reproduced bit for bit, or ""."""
         state = checkpoint.load(self.path)
         if state["total"] != self.total:
             raise ValueError(f"The checkpoint is of a run of {state['total']} steps, this one has {self.total}.")
@@ -175,7 +176,7 @@ class Loop:
         if state["recipe"].get("data") != self.recipe.get("data"):
             raise ValueError(f"The run was started on other data than {self.task.data.name} as it is now.")
         before, now = (recipe.get("kl_scale") for recipe in (state["recipe"], self.recipe))
-        if before != now and None not in (before, now):  # "auto" may have meant another number when it was started
+        if before != now and None not in (before, now):  # "auto" may have had another meaning when it was started
             raise ValueError(
                 f"The run was started with N = {before:,.0f}, where this byov takes {now:,.0f}:"
                 " finish it with the byov that started it."
@@ -187,15 +188,15 @@ class Loop:
         try:
             self.batches.state = tuple(state["position"])
         except (TypeError, ValueError):
-            raise ValueError(f"{self.path} is damaged: {state['position']!r} is no place in its data.") from None
-        now = self._platform()  # of which an older checkpoint has only a part
+            raise ValueError(f"{self.path} is damaged: {state['position']!r} is not a position in its data.") from None
+        now = self._platform()  # older checkpoints have only a part of it
         changed = [f"{name} {state[name]}, not {now[name]}" for name in now if state.get(name, now[name]) != now[name]]
         if not changed or self.step >= self.total:
             return ""
-        return f"The run will not be equal to the bit to one in one piece: it was saved with {', '.join(changed)}."
+        return f"The run will not be bit-identical to an uninterrupted one: it was saved with {', '.join(changed)}."
 
     def _platform(self) -> dict[str, Any]:
-        """Return what decides the order of sums, and so the last bits."""
+        """Return what determines the order of sums, and so the last bits."""
         return {
             "torch": str(torch.__version__),
             "device": self.fabric.device.type,
@@ -208,9 +209,9 @@ class Loop:
     # Training
 
     def fit(self, signals: Signals | None = None) -> bool:
-        """Train to the end, the time limit, or a signal that asks for a stop; return True if the end was reached.
+        """Train until the end, the time limit, or a signal to stop; return True if it reached the end.
 
-        `signals` are those noted since before the training, by a caller who keeps the handlers.
+        `signals` is given by a caller who installed the signal handlers before.
         """
         self.task.module.train()
         with Signals() if signals is None else nullcontext(signals) as signals:
@@ -249,7 +250,7 @@ class Loop:
                 saved = monotonic()
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """Yield the batches of each optimizer step, to the end of the run."""
+        """Yield the batches of each optimizer step until the end of the run."""
         while self.step < self.total:
             group: list[Batch] = []
             for batch in self.batches:
@@ -276,10 +277,10 @@ class Loop:
                     torch.compiler.cudagraph_mark_step_begin()
                 out = self.module(*self.task.inputs(batch, generator, place))
                 self.fabric.backward(out.loss / len(parts))
-        if hasattr(self.task, "before"):  # a task may look at the gradients, or drop some
+        if hasattr(self.task, "before"):  # a task may change the gradients, or drop some
             self.task.before(self.step)
         if self.config.clip is not None:
-            # Not an error here: a loss scaler skips such a step, and without one the loss will tell.
+            # Not an error here: a loss scaler skips such a step, and without one the loss will not be finite.
             self.fabric.clip_gradients(self.module, self.wrapped, max_norm=self.config.clip, error_if_nonfinite=False)
         self.wrapped.step()
         self.wrapped.zero_grad(set_to_none=True)
@@ -287,7 +288,7 @@ class Loop:
 
     @contextmanager
     def _seeded(self, part: int) -> Iterator[Generator]:
-        """Seed all randomness of one part of one step: the global generator, and one (yielded) that all ranks share."""
+        """Seed all randomness of one part of one step: the global generator, and a yielded one shared by all ranks."""
         model, rank = self.task.trainable(), self.fabric.global_rank
         here = stream(self.config.seed, self.step, part)
         torch.manual_seed(stream(here, 1 + rank))
@@ -296,7 +297,7 @@ class Loop:
             yield common
             return
         model.calls = self.step * self.config.accumulate + part
-        # A shared draw is held from outside: then it is the same for any number of processes, compiled or not.
+        # A shared draw is fixed from outside, so that it is the same for any number of processes, compiled or not.
         noise = Generator(self.fabric.device).manual_seed(stream(here, 0, 1))
         with model.draw(generator=noise) if model.shared_draw else nullcontext():
             yield common
@@ -304,7 +305,7 @@ class Loop:
     def _report(self, journal: Journal, out: Any) -> None:
         values = {name: float(value.detach()) for name, value in out._asdict().items()}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        if self._agree(not isfinite(values["loss"]))[0]:  # on any of the processes: all end, and the first says so
+        if self._agree(not isfinite(values["loss"]))[0]:  # on any process: all stop, and the first reports it
             journal.write(self.step, self.seconds, values)
             lost = f"{values['loss']}" if not isfinite(values["loss"]) else "not finite on another process"
             raise Diverged(f"The loss is {lost} at step {self.step}. {_ADVICE}")
@@ -318,7 +319,7 @@ class Loop:
         model = self.task.trainable()
         if isinstance(model, BayesianModule):
             values |= posterior_summary(model)
-            if "spread" in values and values["snr"] < WIDE:  # with labels a wide posterior may be what is asked for
+            if "spread" in values and values["snr"] < WIDE:  # with labels a wide posterior may be intended
                 journal.alarm(
                     self.step,
                     f"The posterior is wide: the median |μ|/σ is {values['snr']:.2g}, and the student learns through"
@@ -329,8 +330,9 @@ class Loop:
         journal.write(self.step, self.seconds, values, self.step * self.config.batch_size / max(self.seconds, 1e-9))
 
     def _agree(self, *flags: int) -> list[int]:
-        """Return the largest of each flag over all ranks: clocks differ and a signal may reach only one of them, but
-        all must stop or save at the same step.
+        """Return the maximum of each flag over all ranks.
+
+        Clocks differ and a signal may reach only one rank, but all must stop or save at the same step.
         """
         if self.fabric.world_size == 1:
             return list(flags)
@@ -343,5 +345,5 @@ def posterior_summary(model: BayesianModule) -> dict[str, float]:
     """Return the mean σ and the median |μ|/σ over all covered weights."""
     std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
     mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
-    snr = torch.where(std > 0, mean.abs() / std, CERTAIN)  # 0/0 too: components that start at 0 are not wide
+    snr = torch.where(std > 0, mean.abs() / std, CERTAIN)  # also 0/0: components that start at 0 are not wide
     return {"sigma": float(std.mean()), "snr": float(snr.median())}

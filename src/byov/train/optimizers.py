@@ -1,12 +1,11 @@
-"""Optimizers for networks and posteriors alike: a flat tensor is treated as the layers' tensors that it holds.
+"""Optimizers for networks and posteriors: a flat tensor is treated as the layers' tensors that it contains.
 
-BYOL and its kin exclude biases and norms from weight decay, and from LARS's adaptation; plain SGD's recipes decay them
-with the rest (`decay="all"`). On a `BayesianModule` one flat
-tensor holds weights, biases and norms of many layers, so every parameter comes with the *segments* it is made of, and
-which of them are *regular*, that is, not excluded. A log-variance is never decayed nor adapted: its zero means σ = 1,
-and nothing pulls it there but the KL. Its gradient is about σ times that of a weight, and differs as much between
-layers: under SGD and LARS, whose steps are in proportion to it, it would stay where it started. So there it may be
-moved by Adam (`log_var="adam"`), in units of the same learning rate.
+BYOL and similar methods exclude biases and norms from weight decay and from LARS's adaptation; plain SGD recipes decay
+them too (`decay="all"`). In a `BayesianModule`, one flat tensor holds weights, biases and norms of many layers, so each
+parameter comes with its *segments*, and a record of which of them are *regular*, that is, not excluded. A log-variance
+is never decayed or adapted: its zero means σ = 1, and only the KL should pull it there. Its gradient is about σ times
+that of a weight, and varies as much between layers: under SGD and LARS, whose steps are proportional to it, it would
+hardly move. So there it can be updated by Adam (`log_var="adam"`), in units of the same learning rate.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ Group = dict[str, Any]
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay = "weights") -> list[Group]:
     """Sort the trainable parameters into up to three groups: `weights`, `excluded` (biases and norms) and `log_var`.
 
-    With `decay="all"` biases and norms are among the `weights`.
+    With `decay="all"`, biases and norms belong to the `weights`.
 
-    A flat tensor is among the `weights`, with its segments: `sizes` has for each parameter the lengths of its
-    segments along the last dimension, or None for a parameter that is one whole; `regular` says of each segment
-    whether it is decayed and adapted. Both are plain lists, so that they travel with the optimizer's state.
+    A flat tensor belongs to the `weights`, with its segments: `sizes` has for each parameter the lengths of its
+    segments along the last dimension, or None if it is not split; `regular` has for each segment whether it is decayed
+    and adapted. Both are plain lists, so that they are saved with the optimizer's state.
     """
     if decay not in get_args(Decay):
-        raise ValueError(f"An optimizer's decay is of 'weights' or 'all', not {decay!r}.")
+        raise ValueError(f"An optimizer's decay is 'weights' or 'all', not {decay!r}.")
     nets = {factor: m.net for m in model.modules() if isinstance(m, BayesianModule) for factor in m.q}
     groups: dict[str, Group] = {
         "weights": {"params": [], "sizes": [], "regular": [], "decay": weight_decay},
@@ -53,7 +52,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay =
         if not parameter.requires_grad:
             continue
         role = "weights"
-        if isinstance(module, Factor) and name.endswith("logits"):  # mixing probabilities, as many as there are layers
+        if isinstance(module, Factor) and name.endswith("logits"):  # mixing probabilities, per layer
             role = "excluded"
         elif isinstance(module, Factor):
             if name.endswith("log_var"):
@@ -76,12 +75,12 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, decay: Decay =
 
 
 def _regular(name: str, module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Say if a parameter is decayed and adapted: not a bias, a norm's, or another vector (a layer scale)."""
+    """Check whether a parameter is decayed and adapted: not a bias, a norm's, or another vector (a layer scale)."""
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2] and not norm_layers(name, module, torch.empty(0))
 
 
 def _segments(tensor: Tensor, sizes: list[int] | None) -> list[Tensor]:
-    """Return views of the segments; those of K components are K·S, for each component is a network of its own."""
+    """Return views of the segments; K components have K·S of them, since each is a separate network."""
     if sizes is None:
         return [tensor]
     rows = tensor.unbind() if tensor.dim() > 1 else (tensor,)
@@ -89,7 +88,7 @@ def _segments(tensor: Tensor, sizes: list[int] | None) -> list[Tensor]:
 
 
 def _regular_segments(group: Group, tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """Return the regular segments of a tensor per parameter of the group; None, without gradient, has none."""
+    """Return the regular segments of tensors, one per parameter of the group; None (no gradient) has none."""
     found: list[Tensor] = []
     if "regular" not in group:
         return [t for t in tensors if t is not None] if group.get("adapt", True) else found
@@ -107,7 +106,7 @@ def _with_gradient(group: Group) -> list[Tensor | None]:
 
 
 def _decayed_gradients(group: Group) -> list[Tensor | None]:
-    """Compute g + λw in new tensors, None where there is no gradient; only regular segments are decayed."""
+    """Compute g + λw in new tensors (None without a gradient); only regular segments are decayed."""
     gradients = [p.grad.clone() if p.grad is not None else None for p in group["params"]]
     weights = _regular_segments(group, _with_gradient(group)) if group["decay"] else []
     if weights:
@@ -171,17 +170,17 @@ def _adapt(group: Group, updates: list[Tensor | None]) -> None:
 
 
 class _SegmentDecay(Optimizer):
-    """One of torch's optimizers that decays regular segments only, and leaves groups marked `by_adam` to Adam.
+    """One of torch's optimizers that decays only regular segments, and leaves groups marked `by_adam` to Adam.
 
     Decay is coupled, an L2 penalty whose gradient λw is added to g, or `decoupled`: w ← (1 − lr·λ)w before the step.
-    The gradients themselves are left as they were.
+    The gradients themselves are not modified.
     """
 
     decoupled = False
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options)
-        self._step_supports_amp_scaling = False  # else a skipped step would decay, and a penalty meet a scaled gradient
+        self._step_supports_amp_scaling = False  # else skipped steps decay, and g is scaled when λw is added
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -193,7 +192,7 @@ class _SegmentDecay(Optimizer):
             for group in decayed:
                 self._decay(group)
             self.param_groups = [group for group in groups if not group.get("by_adam")]
-            unwrap(super().step)(self)  # unwrapped: torch runs the step's hooks around this method already
+            unwrap(super().step)(self)  # unwrapped: torch already runs the step hooks around this method
         finally:
             self.param_groups = groups
             for parameter, gradient in gradients:
@@ -222,12 +221,12 @@ class _SGD(_SegmentDecay, torch.optim.SGD): ...
 
 
 def _move_by_adam(optimizer: Optimizer, group: Group) -> None:
-    """Take Adam's step on one group of another optimizer, whose state it shares."""
-    eps = group.get("eps", 1e-8)  # a state from before ρ had its own
+    """Take an Adam step on one group of another optimizer, sharing its state."""
+    eps = group.get("eps", 1e-8)  # older states have no eps for ρ
     adam = torch.optim.Adam(group["params"], lr=group["lr"], eps=eps, fused=_fused(group["params"]))
     adam.state = optimizer.state
     for parameter in group["params"]:
-        # A loaded state has it where the file was read: torch moves it only for optimizers that it knows to be fused.
+        # In a loaded state it is still on the CPU: torch moves it only for optimizers that it knows to be fused.
         if "step" in (state := optimizer.state.get(parameter, {})):
             state["step"] = state["step"].to(parameter.device)
     adam.step()
@@ -253,11 +252,11 @@ def build_optimizer(
     log_var: LogVar = "same",
     decay: Decay = "weights",
 ) -> Optimizer:
-    """Build an optimizer by name; torch's own where nothing is decayed and no group is left to Adam.
+    """Build an optimizer by name; torch's own if nothing is decayed and no group is left to Adam.
 
-    `adamw` and `adam` take `betas`, `sgd` and `lars` `momentum` and `log_var`, `sgd` `nesterov` and `lars` `eta`. The
-    decay of `adamw` is decoupled, that of the others an L2 penalty. All but `lars`, which decays what it adapts, take
-    `decay`: of weights only, or of biases and norms too; log-variances are never decayed.
+    `adamw` and `adam` use `betas`; `sgd` and `lars` use `momentum` and `log_var`; `sgd` also `nesterov`, and `lars`
+    `eta`. The weight decay of `adamw` is decoupled, that of the others is an L2 penalty. All but `lars`, which decays
+    what it adapts, accept `decay`: weights only, or biases and norms too; log-variances are never decayed.
     """
     if name not in get_args(Name):
         raise ValueError(f"An optimizer is 'adamw', 'adam', 'sgd' or 'lars', not {name!r}.")
@@ -284,7 +283,7 @@ def build_optimizer(
 
 
 def _fused(parameters: Iterable[Tensor]) -> bool | None:
-    """Ask for one pass over each flat tensor where torch has a kernel for it: ten times as fast on a CPU."""
+    """Return True if torch has a fused kernel, one pass over each flat tensor: ten times as fast on a CPU."""
     trained = [p for p in parameters if p.requires_grad]
     return True if all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in trained) else None
 

@@ -1,4 +1,4 @@
-"""The README.md of a finished run: what it is, how it was made, and how to use it from Python."""
+"""Write the README.md of a finished run: what it is, how it was made, and how to use it from Python."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from byov.train.config import flatten, to_dict
 MARK = "<!-- Written by byov when the run ended, and again when it goes on; without this line it is yours. -->"
 FILES = {
     "checkpoint.safetensors": "the weights, with the whole recipe",
-    "log.jsonl": "loss, KL and the like on the way, a line each",
-    "layers.jsonl": "σ and |μ|/σ of each layer on the way",
+    "log.jsonl": "loss, KL and similar values during training, one line per report",
+    "layers.jsonl": "σ and |μ|/σ of each layer during training",
     "tensorboard": "the same for TensorBoard",
 }
 MADE = {"pretrain": "pretrain", "train": "train", "table": "train"}
-"""By the kind of run, the verb that makes it."""
+"""The command that makes each kind of run."""
 
 USED = {
     "pretrain": """images = byov.data.load({data}, "test").images
@@ -31,7 +31,7 @@ prediction.mean, prediction.std""",
 
 
 def write_readme(run: Path, kind: str, recipe: Any, summary: str) -> None:
-    """Write RUN/README.md, unless there is one that is not ours."""
+    """Write RUN/README.md, unless there is one that byov did not write."""
     path = run / "README.md"
     if path.exists() and not (path.is_file() and path.read_bytes().startswith(MARK.encode())):
         return
@@ -42,7 +42,7 @@ def write_readme(run: Path, kind: str, recipe: Any, summary: str) -> None:
 
 
 def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
-    """Return the text; the same for the same run."""
+    """Return the text of the README, which is the same for the same run."""
     import byov
 
     data, family = recipe.data.name, recipe.posterior.family
@@ -57,7 +57,7 @@ def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
         f"# {run.name}",
         f"{what} of {data}, {posterior}. {summary}, by byov {byov.__version__}.",
         *("\n".join(lines),) * bool(lines),
-        "Made by this command; what it does not name is as by default:",
+        "Created by this command; settings that are not listed have their defaults:",
         f"    byov {MADE.get(kind, 'train')} --run {shlex.quote(str(run))}" + "".join(changes(recipe)),
         "From Python:",
         f"```python\n{use}\n```",
@@ -68,7 +68,7 @@ def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
 
 
 def changes(recipe: Any) -> list[str]:
-    """Return ` --set key=value` for each setting that is not as by default, a line each."""
+    """Return ` --set key=value` for each non-default setting, one per line."""
     usual, own = (flatten(to_dict(each)) for each in (type(recipe)(), recipe))
     found = []
     for key, value in own.items():

@@ -1,4 +1,4 @@
-"""Regression from a table of numbers: `fit` a posterior on every split at once, `predict` from draws of it."""
+"""Regression on a table of numbers: `fit` a posterior on all splits at once, `predict` from its draws."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from byov.train.regression_networks import NUMBER, Data, Settings, Split, normed
 __all__ = ["Fitted", "Settings", "Split", "fit"]
 
 HELD = 1 << 11
-"""The stream that holds rows out."""
+"""The random stream for holding out rows."""
 
 TRIAL_DRAWS = 200
-"""Draws that a trial's error is measured with."""
+"""Number of draws for measuring a trial's error."""
 
 Rows = Sequence[Tensor] | Sequence[int] | Tensor
-"""Each split's training rows; numbers alone are one split's."""
+"""The training rows of each split; a flat list of numbers is a single split."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A family's posterior on every split, in the order in which `fit` was given them."""
+    """A family's posteriors on all splits, in the order given to `fit`."""
 
     family: Family
     splits: tuple[Split, ...]
 
     @torch.no_grad()
     def predict(self, X: Any, split: int = 0, samples: int = 10_000, generator: Generator | None = None) -> Tensor:
-        """Predict the rows of X under `samples` draws of the weights: (S, N, T), at the target's own scale.
+        """Predict the rows of X under `samples` draws of the weights: (S, N, T), at the target's original scale.
 
-        Without a generator the draws are the same for the same seed of `fit`.
+        Without a generator, the draws are determined by the seed of `fit`.
         """
         part = self._part(split)
         X, features = as_numbers(X, "X"), len(part.x_scale.mean)
@@ -55,12 +55,12 @@ class Fitted:
         x = part.x_scale.standardise(X.to(device)).float()
         found = predict(part.model, x, samples, "vmap", generator=generator, task="regression", keep=True)
         assert found.draws is not None
-        return part.y_scale.restore(found.draws)  # in double precision: of a date in seconds float32 keeps no minute
+        return part.y_scale.restore(found.draws)  # in float64: float32 cannot resolve a minute in a date in seconds
 
     def module(self, split: int = 0) -> BayesianModule:
-        """Return the same posterior as a BayesianModule in eval mode, for `byov.predict` and the rest of the library.
+        """Return a copy of the posterior as a BayesianModule in eval mode, for `byov.predict` and other functions.
 
-        It takes and gives standardised numbers: x_scale.standardise(x) in, y_scale.standardise(y) out.
+        It takes and returns standardised numbers: x_scale.standardise(x) in, y_scale.standardise(y) out.
         """
         return deepcopy(self._part(split).model)
 
@@ -84,18 +84,18 @@ def fit(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Fitted | dict[str, Fitted]:
-    """Fit a posterior over the regression network to a table of numbers, for every split and family at once.
+    """Fit a posterior over the regression network to a table of numbers, for all splits and families at once.
 
     Args:
         X: features (N, D), an array or tensor of finite numbers; standardised by the training rows' moments.
         y: targets (N,) or (N, T), likewise.
-        families: `EMP(5)`, `ECMP(5)`, `Dropout(0.005)` or `Ensemble(5)`; or several by name. Patches all start alike,
-            an ensemble's members each from a seed of its own; σ, a spread or learned probabilities are refused.
-        rows: the training rows of each split, as indices; numbers alone, such as a 1-D tensor, are one split's. All of
-            X by default.
-        numbers: each split's number, which names its random streams; 0, 1, … by default. A split's result depends on
-            its rows, its number and the seed, never on the splits and families that are trained beside it.
-        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        families: `EMP(5)`, `ECMP(5)`, `Dropout(0.005)` or `Ensemble(5)`; or several by name. Patches all start equal,
+            the members of an ensemble from separate seeds; σ, a spread and learned probabilities are not supported.
+        rows: the training rows of each split, as indices; a flat list or 1-D tensor of numbers is a single split. All
+            of X by default.
+        numbers: each split's number, which selects its random streams; 0, 1, … by default. A split's result depends on
+            its rows, its number and the seed, never on the other splits and families trained with it.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
 
     Example:
         >>> fitted = fit(X, y, byov.EMP(5))
@@ -154,10 +154,10 @@ def _check(
 
 
 def _check_family(family: Family) -> None:
-    """Refuse what this network does not have, lest a setting be taken and change nothing.
+    """Raise on settings that this network does not support, instead of silently ignoring them.
 
-    The members of an explicit ensemble start anew, each from a seed of its own, whichever `start` it names: no network
-    is given whose weights "copy", the default, could copy.
+    The members of an explicit ensemble are initialised from separate seeds, whatever its `start`: there is no network
+    whose weights "copy", the default, could copy.
     """
     name = type(family).__name__
     if type(family) not in NUMBER:
@@ -166,7 +166,7 @@ def _check_family(family: Family) -> None:
         raise ValueError(f"The regression network takes families with σ = 0, not {family}.")
     if not isinstance(family, EMP | ECMP | Ensemble):
         return
-    starts = "all start at Settings.gamma and 0" if normed(family) else "start anew, each from a seed of its own"
+    starts = "all start at Settings.gamma and 0" if normed(family) else "start from separate seeds"
     if family.learn_probs:
         raise ValueError(f"The regression network's mixing probabilities are fixed: {name} takes no learn_probs here.")
     if family.spread:
@@ -178,10 +178,10 @@ def _check_family(family: Family) -> None:
 def _choose_decay(
     X: Tensor, y: Tensor, family: Family, rows: list[Tensor], seeds: list[int], settings: Settings, device: torch.device
 ) -> list[float]:
-    """Choose every split's λ: all are trained at once on a part of the split's training rows.
+    """Choose λ for each split, by training with all values at once on a part of the split's training rows.
 
-    The strongest that is not clearly worse than the best on the other part is taken, by the squared error; the split's
-    test rows are never looked at.
+    The strongest λ whose squared error on the other part is not clearly worse than the best is chosen; the test rows
+    of the split are never used.
     """
     splits, rest = [], []
     for index, seed in zip(rows, seeds, strict=True):
@@ -189,7 +189,7 @@ def _choose_decay(
         held = max(1, round(settings.held * len(index)))
         rest.append(order[:held])
         splits.append(Data.of(X, y, order[held:], seed, device))
-    if isinstance(family, Ensemble):  # two members tell the decay as well as all of them, for less work
+    if isinstance(family, Ensemble):  # two members suffice to choose the decay
         family = replace(family, k=2, probs=None)
     epochs = max(1, round(settings.trial * settings.epochs))
     done = train(family, splits, [settings.grid] * len(rows), replace(settings, epochs=epochs))
@@ -205,7 +205,7 @@ def _choose_decay(
 
 
 def strongest_decay(errors: Mapping[float, Tensor]) -> float:
-    """Return the strongest decay that is worse than the best by no more than one standard error, row by row."""
+    """Return the strongest decay whose mean excess error over the best is at most one standard error of the rows."""
     best = min(errors.values(), key=lambda e: float(e.mean()))
     for decay in sorted(errors, reverse=True):
         worse = errors[decay] - best

@@ -1,6 +1,6 @@
-"""Many small regression networks trained as one, with a batch dimension in front of every weight.
+"""Many small regression networks trained as one, with a leading batch dimension on every weight.
 
-Rows lie in the last dimension: an activation is (B, units, rows), so that BatchNorm has B·units channels.
+The last dimension is for rows: an activation is (B, units, rows), so that BatchNorm has B·units channels.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from byov.posterior.random import categorical, stream, uniform
 from byov.train import Diverged
 
 AHEAD = 128
-"""About how many steps' minibatches and noise are drawn at once; always whole epochs."""
+"""Approximate number of steps whose minibatches and noise are drawn at once; always whole epochs."""
 
 NUMBER = {EMP: 1, ECMP: 2, Dropout: 3, Ensemble: 4}
-"""A family's own stream of random numbers."""
+"""The random stream of each family."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Settings:
     hidden: int = 50
     epochs: int = 4000
     batch: int = 100
-    """At most this many rows a step: an epoch is cut into ⌈n/batch⌉ minibatches of equal size."""
+    """Maximum number of rows per step: an epoch is split into ⌈n/batch⌉ minibatches of equal size."""
     lr: float = 1e-3
     weight_decay: float | tuple[float, ...] = 0.01
-    """λ, as torch's Adam has it. Of several, each split and family gets its own, by a held-out part of its rows."""
+    """λ, as in torch's Adam. From several values, one is chosen for each split and family on held-out rows."""
     held: float = 0.2
-    """The share of a split's training rows that λ is chosen on."""
+    """Fraction of a split's training rows held out for choosing λ."""
     trial: float = 0.25
-    """The share of the epochs that every λ is tried for."""
+    """Fraction of the epochs for which each λ is tried."""
     gamma: float = 0.2
 
     @property
@@ -57,14 +57,14 @@ class Settings:
             raise ValueError(f"held and trial are shares, above 0 and at most 1, not {self.held} and {self.trial}.")
 
     def cut(self, rows: int) -> tuple[int, int]:
-        """Return an epoch's minibatches and the rows in each; the few rows left over sit the epoch out."""
+        """Return the minibatches per epoch and the rows in each; the few remaining rows are skipped in that epoch."""
         steps = ceil(rows / self.batch)
         return steps, rows // steps
 
 
 @dataclass(frozen=True)
 class Data:
-    """A split's standardised training rows, what standardised them, and the seed of its streams."""
+    """A split's standardised training rows, their scales, and the seed of its random streams."""
 
     x: Tensor
     y: Tensor
@@ -79,11 +79,11 @@ class Data:
         return cls(scales[0].standardise(X).float(), scales[1].standardise(y).float(), *scales, seed)
 
     def generator(self, stream_of: int) -> Generator:
-        """Return the split's own stream: 0 shuffles its rows, the others are its families' noise."""
+        """Return a generator for one of the split's streams: 0 is for shuffling, the others for the families' noise."""
         return Generator(self.x.device).manual_seed(stream(self.seed, 1 << 10, stream_of))
 
     def minibatches(self, generator: Generator, epochs: int, steps: int, size: int) -> tuple[Tensor, Tensor]:
-        """Shuffle the rows anew for each epoch: x (epochs·steps, D, size) and y (epochs·steps, T, size)."""
+        """Shuffle the rows for each epoch; return x (epochs·steps, D, size) and y (epochs·steps, T, size)."""
         device, rows = self.x.device, len(self.x)
         orders = [torch.randperm(rows, generator=generator, device=device)[: steps * size] for _ in range(epochs)]
         index = torch.cat(orders).view(epochs * steps, size)
@@ -92,7 +92,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Split:
-    """One split's posterior, over a network that takes and gives standardised numbers."""
+    """One split's posterior, over a network that takes and returns standardised numbers."""
 
     model: BayesianModule
     x_scale: Scale
@@ -102,15 +102,16 @@ class Split:
 
 
 def normed(family: Family) -> bool:
-    """Tell whether there are BatchNorm layers: EMP and ECMP patch them, the other two have none (Appendix D.7)."""
+    """Check whether there are BatchNorm layers: EMP and ECMP patch them, the other two have none (Appendix D.7)."""
     return isinstance(family, EMP | ECMP)
 
 
 def noise(family: Family, draws: int, features: int, hidden: int, like: Tensor, generator: Generator) -> Tensor:
-    """Draw what is random in a network, once for each of `draws`.
+    """Draw the noise of a network, `draws` times.
 
-    EMP and ECMP: Z of equations (4) and (5) for γ₁, β₁, γ₂, β₂, (draws, 2D + 2H), each layer's alike (EMP) or each by
-    itself. Dropout: the factor of each input and hidden unit, (draws, D + H), 0 or 1/(1 − p). Ensemble: nothing.
+    EMP and ECMP: Z of equations (4) and (5) for γ₁, β₁, γ₂, β₂, (draws, 2D + 2H), the same within a layer (EMP) or per
+    element (ECMP). Dropout: the factor of each input and hidden unit, (draws, D + H), 0 or 1/(1 − p). Ensemble:
+    nothing.
     """
     if isinstance(family, ECMP):
         return categorical((draws, 2 * features + 2 * hidden), family.mixing, like, generator)
@@ -123,15 +124,15 @@ def noise(family: Family, draws: int, features: int, hidden: int, like: Tensor, 
 
 
 def parameters(net: nn.Module, kind: type[nn.Module]) -> list[Tensor]:
-    """List the weights and biases of the layers of a kind."""
+    """List the weights and biases of all layers of one type."""
     return [p.detach() for layer in net.children() if isinstance(layer, kind) for p in layer.parameters()]
 
 
 class Networks:
     """B networks  x → (norm) → Linear → ReLU → (norm) → Linear  of one family, and their optimizer.
 
-    Every split has one for each of its weight decays, and an explicit ensemble one for each member of those: they see
-    the same minibatches and the same noise. The decay is L2, as torch's Adam has it, with a λ for every network.
+    Every split has one for each of its weight decays and, for an explicit ensemble, each member; all of them see the
+    same minibatches and the same noise. The decay is L2, as in torch's Adam, with a separate λ for each network.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Networks:
         self.optimizer = torch.optim.Adam(self.parts, lr=settings.lr, fused=True)
 
     def _initial(self, seed: int, member: int) -> nn.Sequential:
-        """Return a network as torch initialises it, from a seed of its own."""
+        """Return a network with torch's initialisation, from its own seed."""
         (_, features), (_, targets) = (part.shape for part in (self.splits[0].x, self.splits[0].y))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(seed, NUMBER[type(self.family)], member))
@@ -167,7 +168,7 @@ class Networks:
             return regression_mlp(features, self.settings.hidden, targets, norm=norm, gamma=gamma)
 
     def fit(self) -> None:
-        """Run all epochs."""
+        """Train for all epochs."""
         order = [split.generator(0) for split in self.splits]
         chance = [split.generator(NUMBER[type(self.family)]) for split in self.splits]
         (rows, features), hidden = self.splits[0].x.shape, self.settings.hidden
@@ -182,7 +183,7 @@ class Networks:
                 self._step(*(part.repeat_interleave(self.each, 0) for part in step))
 
     def _step(self, x: Tensor, y: Tensor, noise: Tensor) -> None:
-        """Take a step on a minibatch for every network, x (B, D, N) and y (B, T, N), under a draw for each."""
+        """Take one step on a minibatch x (B, D, N), y (B, T, N) for every network, each under its own draw."""
         self.optimizer.zero_grad()
         (mse_loss(self._forward(x, noise), y, reduction="sum") / y[0].numel()).backward()  # the networks' own means
         for part, decay in zip(self.parts, self.decay, strict=True):
@@ -196,7 +197,7 @@ class Networks:
         return torch.baddbmm(bias2, weight2, self._varied(1, hidden, drawn))
 
     def _varied(self, layer: int, x: Tensor, drawn: Sequence[Tensor]) -> Tensor:
-        """Return what a linear layer is given: its inputs under patched BatchNorm, or under dropout's mask."""
+        """Return the inputs of a linear layer after patched BatchNorm, or after dropout's mask."""
         if isinstance(self.family, Ensemble):
             return x
         if isinstance(self.family, Dropout):
@@ -207,7 +208,7 @@ class Networks:
 
     @torch.no_grad()
     def result(self) -> list[list[Split]]:
-        """Return the posteriors of every split, one for each of its weight decays."""
+        """Return the posteriors of each split, one for each of its weight decays."""
         if not all(part.isfinite().all() for part in self.parts):
             raise Diverged(f"The weights of {self.family} became infinite: try a smaller learning rate.")
         own = iter(range(0, len(self.nets), len(self.members)))
@@ -217,7 +218,7 @@ class Networks:
         ]
 
     def _posterior(self, first: int) -> BayesianModule:
-        """Return a network's posterior: patches on the norms, dropout on the layers, ensembles on everything."""
+        """Return a network's posterior: patches on the norms, dropout and ensembles on the linear layers."""
         net = self.nets[first].to(self.parts[0].device)
         for weight, part in zip(parameters(net, nn.Linear), self.parts, strict=False):
             weight.copy_(part[first].view_as(weight))
@@ -236,7 +237,7 @@ class Networks:
 def train(
     family: Family, splits: Sequence[Data], decays: Sequence[Sequence[float]], settings: Settings
 ) -> list[list[Split]]:
-    """Train a family on every split with each of the split's weight decays; splits cut alike are trained at once."""
+    """Train a family on each split with each of its weight decays; splits with equal batches are trained at once."""
     cuts = [settings.cut(len(split.x)) for split in splits]
     done: dict[int, list[Split]] = {}
     for cut in set(cuts):

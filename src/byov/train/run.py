@@ -1,4 +1,4 @@
-"""A run's folder: made once, written by one process, never overwritten, resumed only with its own recipe."""
+"""A run's folder: created once, written by one process, never overwritten, and resumed only with its own recipe."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FREE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
     *("data.root", "data.download"),
 }
-"""What may differ when a run is resumed: it changes nothing of the result."""
+"""Settings that may differ when a run is resumed, because they do not change the result."""
 
 _COMMANDS = {"pretrain": "byov pretrain", "train": "byov train", "table": "byov train on a table"}
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What a file system says that has no locks."""
+"""Errors of file systems without locks."""
 
 
 def claim(run: Path, kind: str, recipe: Any, resume: bool) -> bool:
-    """Return True if there is a checkpoint to resume from; raise where resuming, or starting, would lose something."""
+    """Return True if there is a checkpoint to resume; raise if starting or resuming would overwrite another run."""
     file = run / "checkpoint.safetensors"
     if not file.exists():
         above = next(path for path in (run, *run.parents, Path()) if path.exists())
@@ -53,22 +53,22 @@ def claim(run: Path, kind: str, recipe: Any, resume: bool) -> bool:
 
 
 def _about(state: Any, kind: str, run: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its run, and refuse another kind of run."""
+    """Return a checkpoint's description of its run; raise if it is of another kind."""
     about = state.get("recipe") if isinstance(state, dict) else None
     if not isinstance(about, dict) or about.get("kind") != kind or not isinstance(about.get("config"), dict):
         other = _COMMANDS.get(str(about.get("kind"))) if isinstance(about, dict) else None
         raise ValueError(f"{run} is not a run of {_COMMANDS[kind]}" + (f", but of {other}." if other else "."))
     data, shape = about["config"].get("data"), about.get("shape")
     if isinstance(data, dict) and str(data.get("name")).startswith("folder:") and isinstance(shape, list) and shape[1:]:
-        data["image_size"] = shape[1]  # older runs leave it open
+        data["image_size"] = shape[1]  # older runs do not record it
     return about
 
 
 def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE) -> str:
-    """Name the first setting, but for the `free` ones, in which a run's config differs from a recipe; "" if none.
+    """Describe the first setting, except `free` ones, in which a run's config differs from a recipe; "" if none.
 
-    A setting that the config lacks, since it is older, had its default. What the recipe leaves open is as the run has
-    it, and a GPU's compiled bf16 is on a CPU what `TrainConfig.on` makes of it.
+    A setting missing in an older config had its default. Settings that the recipe leaves open are those of the run, and
+    a GPU's compiled bf16 matches the values that `TrainConfig.on` gives it on a CPU.
     """
     before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
     free = {*free, *(key for key, left_open in OPEN.items() if now.get(key, ...) == left_open)}
@@ -81,11 +81,11 @@ def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, which is made if need be; raise BlockingIOError where another process has it.
+    """Hold the lock of a run's folder, created if needed; raise BlockingIOError if another process holds it.
 
-    The kernel frees it when this process ends, however that comes about. It is POSIX's lock (`lockf`), not BSD's
-    (`flock`): that one would live on in the workers of a loader, which may survive a kill of their parent by seconds.
-    Without effect on Windows, and on a file system that has no locks.
+    The kernel releases it when this process ends in any way. It is a POSIX lock (`lockf`), not a BSD lock (`flock`),
+    which would be kept by the workers of a loader: they may survive a kill of their parent by seconds. It has no effect
+    on Windows and on file systems without locks.
     """
     run.mkdir(parents=True, exist_ok=True)
     try:
@@ -111,16 +111,16 @@ def execute(
     resume: bool,
     task_of: Callable[[Any, Any, int, torch.device], RecipeTask],
 ) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; True if the end was reached.
+    """Run a recipe in a folder until its end or its time limit; return True if it reached the end.
 
-    `task_of` makes the task of the recipe, its data, the number of processes and the device. The recipe is fitted to
-    the machine and the data first. The task's note is printed when nothing was found to be wrong and training begins.
-    With `resume` a run continues, or starts if there is none.
+    `task_of` creates the task from the recipe, its data, the number of processes and the device. The recipe is first
+    fitted to the machine and the data. The task's note is printed after all checks, when training begins. With `resume`
+    a run continues, or starts if there is none.
 
     Raises:
-        Stopped: where a signal asked for the end, after the step, and with a checkpoint.
+        Stopped: if a signal requested a stop; the current step is completed and a checkpoint saved.
     """
-    if claim(run, kind, recipe, resume):  # before anything that takes long
+    if claim(run, kind, recipe, resume):  # before any slow work
         recipe = as_started(recipe, _about(checkpoint.peek(run / "checkpoint.safetensors"), kind, run)["config"])
     train, on_machine = fit_to_machine(recipe.train)
     recipe = replace(recipe, train=train)
@@ -129,7 +129,7 @@ def execute(
         fabric = make_fabric(recipe.train)
         stack.enter_context(explain_lost_process(fabric))
         with raise_on_all(fabric):
-            torch.manual_seed(recipe.train.seed)  # the weights' start; every rank the same
+            torch.manual_seed(recipe.train.seed)  # for the initial weights, the same on every rank
             parts = fabric.world_size * train.accumulate
             recipe, data, on_data = fit_to_data(recipe, recipe.data.load(), parts)
             task = task_of(recipe, data, fabric.world_size, fabric.device)
@@ -139,7 +139,7 @@ def execute(
                 stack.enter_context(locked(run))
                 checkpoint.clear(loop.path)
         with raise_on_all(fabric):
-            # Again, since it may have been another's until now.
+            # Again, because another process may have held the lock until now.
             warning = loop.resume() if claim(run, kind, recipe, resume) else ""
         if fabric.is_global_zero:
             print_lines(warning and f"warning: {warning}", on_machine, on_data, task.note())
@@ -155,14 +155,14 @@ def execute(
                 write_readme(run, kind, recipe, summary(loop, finished).removeprefix(f"{run}: ").capitalize())
             print_lines(summary(loop, finished))
         if alone and dist.is_available() and dist.is_initialized():
-            # Together: a process that ends while another still holds a connection to it makes that one abort, at times.
+            # Together: a process that ends while another is still connected to it may make that one abort.
             dist.barrier()
             dist.destroy_process_group()
     return finished
 
 
 def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str, Any]:
-    """Return what every checkpoint says of its run; `runs.header` reads it."""
+    """Return the description of its run that every checkpoint contains; `runs.header` reads it."""
     return {
         "kind": kind,
         "config": to_dict(recipe),
@@ -172,18 +172,18 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
 
 
 def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
-    """Read the checkpoint of a run of that kind; return it, and what its images are like."""
+    """Read the checkpoint of a run of this kind; return it and the properties of its data."""
     state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
     about = _about(state, kind, run)
     try:
         (channels, size), data = about["shape"], about["data"]
         return state, Like(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{run} does not say what its data are like.") from None
+        raise ValueError(f"{run} does not describe its data.") from None
 
 
 def summary(loop: Loop, finished: bool) -> str:
-    """Describe in one line how a run ended."""
+    """Return one line on how a run ended."""
     speed = loop.step * loop.config.batch_size / max(loop.seconds, 1e-9)
     why = signal.Signals(loop.signal).name if loop.signal else "its time limit"
     where = f"step {loop.step} of {loop.total}; continue with --resume"

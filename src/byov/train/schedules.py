@@ -9,7 +9,7 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, base: float = 1.0, end
     """Return the learning rate before update `step` (from 0): linear from 0 to `base`, then a half-cosine to `end`.
 
     As in BYOL's code, it is 0 at step 0 when there is a warm-up, `base` at step `warmup` and `end` at step `total`,
-    one past the last update; without a warm-up it starts at `base`. With the defaults it is a factor.
+    one past the last update; without a warm-up it starts at `base`. With the default `base` and `end` it is a factor.
     """
     _check(total)
     if not 0 <= warmup <= total:

@@ -1,4 +1,4 @@
-"""Training with labels, from a recipe: any network under any family, negative ELBO with one draw per batch."""
+"""Supervised training from a recipe: any network with any family, negative ELBO with one draw per batch."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ Augmentation = CropFlip | ResizedCrop
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Which network; a recipe's [model]."""
+    """The network: a recipe's [model]."""
 
     name: str = "convnet32"
-    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function` that takes the classes."""
+    """A name of `byov.models` (ours, timm's or torchvision's), or `python:module:function`, which takes the classes."""
     pretrained: bool = False
 
 
 @dataclass(frozen=True)
 class CropConfig:
-    """Random resized crops; a recipe's [crop]."""
+    """Random resized crops: a recipe's [crop]."""
 
     size: int | None = None
-    """Side in pixels of what the network sees; None: `data.image_size`, from which the crops are cut."""
+    """Side of the network's input in pixels; None: `data.image_size`, the size from which crops are cut."""
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        ResizedCrop(**asdict(self))  # which refuses what it cannot be
+        ResizedCrop(**asdict(self))  # raises on invalid settings
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """A whole recipe."""
+    """A complete recipe for supervised training."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: NetworkConfig = field(default_factory=NetworkConfig)
     posterior: FamilyConfig = field(default_factory=FamilyConfig)
     augment: Literal["crop-flip", "resized-crop", "none"] = "none"
-    """"crop-flip" is CIFAR's, four pixels of padding; "resized-crop" ImageNet's, by [crop]."""
+    """"crop-flip" is CIFAR's, with four pixels of padding; "resized-crop" is ImageNet's, configured by [crop]."""
     crop: CropConfig = field(default_factory=CropConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -67,7 +67,7 @@ class Supervised:
             raise ValueError(f"[crop] is for augment = 'resized-crop', not for {self.augment!r}.")
 
     def augmentation(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Augmentation:
-        """Return what a batch of training images goes through, normalised by these moments."""
+        """Return the augmentation of training images, with normalisation by these moments."""
         if self.augment == "resized-crop":
             return ResizedCrop(**asdict(self.crop), mean=mean, std=std)
         still = self.augment == "none"
@@ -75,7 +75,7 @@ class Supervised:
 
 
 class Step(NamedTuple):
-    """What one step computed: the loss to minimise, and what to look at; `kl` is the penalty, whichever it is."""
+    """The result of one step: the loss to minimise, and quantities to monitor; `kl` is the penalty of either kind."""
 
     loss: Tensor
     cross_entropy: Tensor
@@ -84,7 +84,7 @@ class Step(NamedTuple):
 
 
 class Penalised(nn.Module):
-    """A network and what pulls at its weights: β·KL/N, or the L2 penalty of appendix C.1 in its place."""
+    """A network with a penalty on its weights: β·KL/N, or instead the L2 penalty of appendix C.1."""
 
     def __init__(self, net: nn.Module, number: float, posterior: FamilyConfig, batch: int) -> None:
         super().__init__()
@@ -93,11 +93,11 @@ class Penalised(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights, and so of what the network takes."""
+        """Return the dtype of the weights and so of the network's inputs."""
         return next(self.net.parameters()).dtype
 
     def penalty(self, like: Tensor) -> Tensor:
-        """Return what is added to the cross-entropy, or to another loss, but for β."""
+        """Return the term added to the cross-entropy or another loss, before β."""
         if self.posterior.penalty == "l2":
             return self.posterior.l2.penalty(self.net) / self.batch
         if isinstance(self.net, BayesianModule):
@@ -109,7 +109,7 @@ class Penalised(nn.Module):
 
 
 class Classifier(Penalised):
-    """cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 in the KL's place."""
+    """Cross-entropy + β·KL/N of one batch under one draw; or with the L2 penalty of appendix C.1 instead of the KL."""
 
     def __init__(
         self, net: nn.Module, augment: Augmentation, number: float, posterior: FamilyConfig, batch: int
@@ -126,7 +126,7 @@ class Classifier(Penalised):
 
 
 class PenalisedTask:
-    """What the loop asks of a task whose network is penalised; how fast patches learn, and what all draws share."""
+    """The base of supervised tasks: the penalty's weight, the patches' gradient factors, and coordinate descent."""
 
     module: Penalised
 
@@ -145,13 +145,13 @@ class PenalisedTask:
             )
 
     def weight(self, place: Place) -> Tensor:
-        """Return what the penalty is multiplied by at a step: β of the KL, 1 of the L2 penalty."""
+        """Return the factor of the penalty at a step: β for the KL, 1 for the L2 penalty."""
         return self.posterior.beta(place) if self.posterior.penalty == "kl" else torch.ones((), device=place.device)
 
     def before(self, step: int) -> None:
-        """Multiply the patches' gradients by `gain` and `apart`; in coordinate descent only one half has any.
+        """Scale the patches' gradients by `gain` and `apart`; in coordinate descent, drop the other half's gradients.
 
-        Without a gradient a parameter, and the optimizer's state of it, stay as they are.
+        Without a gradient, a parameter and its optimizer state do not change.
         """
         posterior = self.posterior
         if posterior.alternate:
@@ -171,7 +171,7 @@ class PenalisedTask:
 
 
 class SupervisedTask(PenalisedTask):
-    """A classifier on a labelled set of images, as the loop wants it."""
+    """A classifier on a labelled image set, with the interface of the training loop."""
 
     module: Classifier
 
@@ -202,7 +202,7 @@ def build(
     device: torch.device,
     fetch: bool = True,
 ) -> Classifier:
-    """Build the module of a recipe, for images like `data`; with pretrained weights only if they are to be fetched."""
+    """Build the module of a recipe for images like `data`; `fetch=False` skips downloading pretrained weights."""
     name, posterior = recipe.model.name, recipe.posterior
     if name.startswith("python:"):
         net = call_entry(name, classes)
@@ -217,7 +217,7 @@ def build(
 
 
 def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool, examples: int) -> tuple[nn.Module, float]:
-    """Return the network with its posterior, or as it is where there is none, and N for so many examples."""
+    """Return the network with its posterior, or unchanged without one, and N for this number of examples."""
     rules = posterior.rules(pretrained)
     if rules is None:
         return net, posterior.number(examples, 1)
@@ -235,7 +235,7 @@ def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool, ex
 
 @torch.no_grad()
 def _new_heads(net: nn.Module, factor: Factor) -> None:
-    """Give each member of a pretrained ensemble, but the first, an output layer of its own: no two are the same."""
+    """Give each member of a pretrained ensemble except the first a new output layer, so that no two are the same."""
     fresh = Ensemble(factor.family.k, start="reset")  # type: ignore[attr-defined]
     heads = bayesianize(net, {output_layer: fresh}).factors[0]
     new, old = (f.layout.split(f.get_parameter("components")) for f in (heads, factor))
@@ -244,12 +244,12 @@ def _new_heads(net: nn.Module, factor: Factor) -> None:
 
 
 def start(recipe: Supervised, run: Path, resume: bool = False) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; True if the end was reached."""
+    """Run a recipe in a folder until its end or its time limit; return True if it reached the end."""
     return execute("train", recipe, run, resume, SupervisedTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, Supervised]:
-    """Restore the module of a run as its checkpoint left it, and its recipe."""
+    """Load the module and the recipe of a run from its checkpoint."""
     state, like = reopen(run, "train")
     recipe = from_dict(Supervised, state["recipe"]["config"])
     classes = len(state["recipe"]["class_names"])
@@ -261,19 +261,19 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
 class FineTune:
     """Fine-tune a network between two rounds of pruning, for `prune_gradually`: `fine_tune(net)`.
 
-    Cross-entropy with the recipe's batches and augmentation, by Adam.
+    It minimises the cross-entropy with Adam, using the recipe's batches and augmentation.
 
-    One optimizer and one order of batches serve all rounds. There is no KL: what is fine-tuned is the plain network.
+    One optimizer and one order of batches are used for all rounds. There is no KL: the plain network is fine-tuned.
 
     Args:
-        recipe: the one that trained it.
+        recipe: the recipe by which the network was trained.
         train: its training images.
         mean: per channel, subtracted from the images.
-        std: per channel, what they are then divided by.
-        epochs: per round.
-        lr: the learning rate, held.
-        seed: of batches and augmentation.
-        device: where.
+        std: per channel; the images are then divided by it.
+        epochs: number of epochs per round.
+        lr: the constant learning rate.
+        seed: for batches and augmentation.
+        device: the device of the augmentation's generator.
     """
 
     def __init__(

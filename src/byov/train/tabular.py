@@ -1,7 +1,7 @@
-"""Regression on a table of numbers, from a recipe: a network under any family, negative ELBO with one draw per batch.
+"""Regression on a table of numbers from a recipe: any network and family, negative ELBO with one draw per batch.
 
-This is one split, any network and any family, through the loop that images go through. `byov.train.regression` trains
-all splits of a table at once, for the paper's network and families.
+This trains on one split, with the same loop as for images. `byov.train.regression` trains on all splits of a table at
+once, for the paper's network and families.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from byov.train.train_config import Precision, TrainConfig
 PREFIXES = ("table:", "uci:")
 
 Targets = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of every target."""
+"""The means and the standard deviations of the targets."""
 
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Which rows; a recipe's [data]."""
+    """The table and its split: a recipe's [data]."""
 
     name: str = "uci:boston"
-    """`table:FILE`, a .csv or .npz of your own, or `uci:NAME`, a set of the regression benchmark."""
+    """`table:FILE`, your own .csv or .npz, or `uci:NAME`, a set of the regression benchmark."""
     root: str | None = None
     target: str | None = None
-    """The target's column in a .csv, by name or number; by default the last."""
+    """The target's column in a .csv, by name or index; the last by default."""
     split: int = 0
 
     def table(self) -> Table:
-        """Read the table, and refuse a split that it does not have."""
+        """Read the table; raise if it does not have the split."""
         prefix, _, name = self.name.partition(":")
         if f"{prefix}:" not in PREFIXES or not name:
             raise ValueError(f"A table's name is table:FILE or uci:NAME, not {self.name!r}.")
@@ -66,14 +66,14 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class RegressorConfig:
-    """Which network; a recipe's [model]."""
+    """The network: a recipe's [model]."""
 
     name: str = "mlp"
-    """"mlp" is the one of the patching paper's appendix D.7; or `python:module:function`, of features and targets."""
+    """"mlp" is the network of the patching paper's appendix D.7; a `python:module:function` takes features, targets."""
     hidden: Width = 50
     norm: bool = True
     precision: Positive | None = None
-    """τ of the noise, at the target's own scale; None: learned with the weights."""
+    """Precision τ of the noise, at the target's original scale; None: learned with the weights."""
 
     def __post_init__(self) -> None:
         check(self, "model")
@@ -81,7 +81,7 @@ class RegressorConfig:
 
 @dataclass(frozen=True)
 class TableTrain(TrainConfig):
-    """As for images, with what suits a few hundred rows; a recipe's [train]."""
+    """As for images, with defaults for a few hundred rows: a recipe's [train]."""
 
     epochs: Count = 400
     batch: Count = 100
@@ -93,7 +93,7 @@ class TableTrain(TrainConfig):
 
 @dataclass(frozen=True)
 class Tabular:
-    """A whole recipe."""
+    """A complete recipe for regression on a table."""
 
     data: TableConfig = field(default_factory=TableConfig)
     model: RegressorConfig = field(default_factory=RegressorConfig)
@@ -102,7 +102,7 @@ class Tabular:
 
 
 class Step(NamedTuple):
-    """The loss of one step, and what is logged beside it; `error` is in standard deviations of y."""
+    """The loss of one step, and other quantities to log; `error` is in standard deviations of y."""
 
     loss: Tensor
     nll: Tensor
@@ -121,12 +121,12 @@ class Regressor(Penalised):
     ) -> None:
         super().__init__(net, number, posterior, batch)
         self.targets = targets
-        """In double precision, for the way back: of a date in seconds float32 keeps no minute."""
+        """In float64, for undoing the standardisation: float32 cannot resolve a minute in a date in seconds."""
         self.register_buffer("y_mean", torch.tensor(targets[0]))
         self.register_buffer("y_std", torch.tensor(targets[1]))
         start = [0.0 if tau is None else log(tau) + 2 * log(std) for std in targets[1]]
         self.log_precision = nn.Parameter(torch.tensor(start), requires_grad=tau is None)
-        """Of the standardised targets."""
+        """log τ of the standardised targets."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Step:
         error = (self.net(x.to(self.dtype)).float() - y).square()
@@ -137,7 +137,7 @@ class Regressor(Penalised):
 
     @property
     def precision(self) -> Tensor:
-        """Return τ at the targets' own scale, (T,), in double precision on the CPU."""
+        """Return τ at the targets' original scale, (T,), in float64 on the CPU."""
         return self.log_precision.detach().cpu().double().exp() / self.target_scale.std.square()
 
     @property
@@ -146,7 +146,7 @@ class Regressor(Penalised):
 
 
 class TableTask(PenalisedTask):
-    """A regression on a table's rows, as the loop wants it."""
+    """A regression on a table's rows, with the interface of the training loop."""
 
     module: Regressor
 
@@ -168,7 +168,7 @@ class TableTask(PenalisedTask):
 
 
 def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, device: torch.device) -> Regressor:
-    """Build the module that a recipe describes, for rows of as many features as `like` has channels."""
+    """Build the module described by a recipe, for rows with as many features as `like` has channels."""
     name, features, outputs = recipe.model.name, like.channels, len(targets[0])
     if name == "mlp":
         net: nn.Module = regression_mlp(features, recipe.model.hidden, outputs, recipe.model.norm)
@@ -183,26 +183,26 @@ def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, devi
 
 
 def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
-    """Run a recipe in a folder, to its end or its time limit; return True if the end was reached."""
+    """Run a recipe in a folder until its end or its time limit; return True if it reached the end."""
     return execute("table", recipe, run, resume, TableTask)
 
 
 def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
-    """Return the module of a run as its checkpoint left it, its recipe, and what its rows are like."""
+    """Load the module, the recipe and the data properties of a run from its checkpoint."""
     state, like = reopen(run, "table")
     about = state["recipe"]
     recipe = from_dict(Tabular, about["config"])
     y_mean, y_std = map(tuple, about["targets"])
     module = build(recipe, like, (y_mean, y_std), 1, torch.device(device))
     checkpoint.fill(module, state["module"], run)
-    names = {"columns": tuple(about.get("columns", ())), "target": about.get("target")}  # older runs have none
+    names = {"columns": tuple(about.get("columns", ())), "target": about.get("target")}  # missing in older runs
     return module.to(device).eval(), recipe, replace(like, digest=about["data"]["digest"], **names)
 
 
 def held_out(recipe: Tabular, like: Like, root: Path | None = None) -> tuple[Table, Tensor, Tensor]:
-    """Return the table of a run, its test rows and their targets (n, T); refuse a table that changed since training.
+    """Return the table of a run, its test rows and their targets (n, T); raise if the table changed since training.
 
-    Columns may have changed places, for they are known by their names. Other rows would mean other splits.
+    Named columns may be in another order. Other rows would give other splits.
     """
     config = replace(
         recipe.data, root=str(root or recipe.data.root or "") or None, target=like.target or recipe.data.target
@@ -212,6 +212,6 @@ def held_out(recipe: Tabular, like: Like, root: Path | None = None) -> tuple[Tab
         places = matched(data.columns, like.columns, like.target, config.name)
         data = replace(data, X=data.X[:, places], columns=like.columns)
     if data.digest != like.digest:
-        raise ValueError(f"{config.name} has changed since the run was trained on it, so its test rows are not known.")
+        raise ValueError(f"{config.name} has changed since the run was trained on it, so its test rows are unknown.")
     _, test = data.split(config.split)
     return data, data.X[test], data.y[test][:, None]

@@ -1,13 +1,13 @@
-"""How to train, a recipe's [train], and what becomes of a setting that a recipe leaves open.
+"""How to train: a recipe's [train], and how settings that a recipe leaves open are resolved.
 
-| open | what it becomes |
+| open | resolved to |
 |---|---|
-| `train.compile`, `train.precision` = "auto" | on a CUDA GPU compiled bf16-mixed, else 32-true and not compiled |
-| `train.batch` = "auto" | 256; of fewer than 512 images the largest power of two that fits into them twice |
-| `train.epochs` = "auto" | 100, or as many more as 1,000 steps take |
-| `data.image_size` = none, of a folder | the median of the files' shorter sides, as the network takes it; at most 224 |
+| `train.compile`, `train.precision` = "auto" | on a CUDA GPU compiled bf16-mixed, otherwise 32-true and not compiled |
+| `train.batch` = "auto" | 256; for fewer than 512 images the largest power of two that fits into them twice |
+| `train.epochs` = "auto" | 100, or more if needed for 1,000 steps |
+| `data.image_size` = none, of a folder | the median of the files' shorter sides, adapted to the network; at most 224 |
 
-A run that is resumed keeps what it was started with.
+A resumed run keeps the settings with which it was started.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
 Auto = Literal["auto"]
 ON_GPU: tuple[bool, Precision] = (True, "bf16-mixed")
 ON_CPU: tuple[bool, Precision] = (False, "32-true")
-"""What `compile` and `precision` are, if they are left to the machine."""
+"""`compile` and `precision` if they are "auto"."""
 STEPS = 1000
-"""The least number of steps, where a recipe does not say how many epochs."""
+"""Minimum number of steps if a recipe does not set the epochs."""
 LOOKED_AT = 500
-"""Of how many files the size is read, at most."""
+"""Maximum number of files whose size is read."""
 OPEN = {
     **dict.fromkeys(("train.compile", "train.precision", "train.batch", "train.epochs"), "auto"),
     "data.image_size": None,
 }
-"""What a recipe may leave open, and how it says so."""
+"""Settings that a recipe may leave open, with the value that means so."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train; a recipe's [train]. What is "auto" is fitted to the machine and the data."""
+    """How to train: a recipe's [train]. Settings that are "auto" are fitted to the machine and the data."""
 
     usual_epochs: ClassVar[int] = 100
     usual_batch: ClassVar[int] = 256
 
     epochs: Count | Auto = "auto"
-    """ "auto": 100, or as many more as 1,000 steps take."""
+    """ "auto": 100, or more if needed for 1,000 steps."""
     batch: Count | Auto = "auto"
-    """Images per optimizer step, over all processes and accumulated parts. "auto": 256, or of fewer than 512 images the
-    largest power of two that fits into them twice."""
+    """Images per optimizer step, over all processes and accumulated parts. "auto": 256, or for fewer than 512 images
+    the largest power of two that fits into them twice."""
     optimizer: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
     lr: Rate = 1e-3
     lr_batch: Count | None = None
-    """The batch that `lr` is meant for; it is scaled linearly to `batch`. None: taken as it is."""
+    """The batch size for which `lr` is meant; `lr` is scaled linearly to `batch`. None: no scaling."""
     log_var_lr: Multiple | None = None
-    """The learning rate of a Gaussian's ρ = log σ², in units of `lr`. None: `byov.posterior.log_var_rate` of the run's
-    steps, along the same schedule, whatever `lr` and `optimizer` are."""
+    """The learning rate of a Gaussian's ρ = log σ², in units of `lr`. None: `byov.posterior.log_var_rate` for the
+    run's number of steps, with the same schedule, whatever `lr` and `optimizer` are."""
     log_var_optimizer: Literal["same", "adam"] = "adam"
-    """What moves ρ: Adam also beside `sgd` and `lars`, whose steps are too short for it; or the `optimizer` itself."""
+    """The optimizer of ρ: Adam even with `sgd` and `lars`, whose steps are too small for it; or `optimizer` itself."""
     weight_decay: Multiple = 0.0
     decay: Literal["weights", "all"] = "weights"
-    """What is decayed: weights, or biases and norms too, as by plain SGD; never ρ. `lars` decays weights only."""
+    """What is decayed: weights, or biases and norms too, as in plain SGD; never ρ. `lars` decays weights only."""
     momentum: Fraction = 0.9
     nesterov: bool = False
-    """Of `sgd`."""
+    """For `sgd`."""
     eta: Multiple = 1e-3
     warmup: NonNegative = 10.0
-    """Epochs of linear warm-up before the cosine."""
+    """Epochs of linear warm-up before the cosine schedule."""
     lr_end: Multiple = 0.0
-    """Where the cosine ends, in units of `lr`; 1 keeps the rate constant after the warm-up."""
+    """Final value of the cosine schedule, in units of `lr`; 1 keeps the rate constant after the warm-up."""
     clip: Positive | None = None
     accumulate: Count = 1
     precision: Precision | Auto = "auto"
-    """ "auto": bf16-mixed on a CUDA GPU, else 32-true."""
+    """ "auto": bf16-mixed on a CUDA GPU, otherwise 32-true."""
     compile: bool | Auto = "auto"
-    """ "auto": on a CUDA GPU."""
+    """ "auto": only on a CUDA GPU."""
     cuda_graphs: bool = True
-    """With `compile` on one GPU: launch each pass as one CUDA graph, where small networks are bound by the host."""
+    """With `compile` on one GPU: launch each pass as one CUDA graph, since small networks are bound by the host."""
     seed: int = 0
     workers: Annotated[int, Range(0, 1024)] | None = None
     devices: Count | Literal["auto"] = "auto"
@@ -90,7 +90,7 @@ class TrainConfig:
     log_every: Count = 20
     save_minutes: NonNegative = 5.0
     minutes: Positive | None = None
-    """Stop cleanly after this long; the same command with --resume continues."""
+    """Stop cleanly after this time; the same command with --resume continues."""
 
     def __post_init__(self) -> None:
         check(self, "train")
@@ -98,29 +98,29 @@ class TrainConfig:
             raise ValueError("train.decay = 'all' is for sgd, adam and adamw: lars decays what it adapts.")
         if self.epochs != "auto" and self.warmup > self.epochs:
             raise ValueError(
-                f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}: say how many, as in"
+                f"train.warmup={self.warmup:g} epochs do not fit into train.epochs={self.epochs}: choose fewer, as in"
                 f" --set train.warmup={self.epochs / 10:g}."
             )
 
     @property
     def batch_size(self) -> int:
-        """Return `batch`, or where it is still "auto" its usual size."""
+        """Return `batch`, or its usual value if it is still "auto"."""
         return self.usual_batch if self.batch == "auto" else self.batch
 
     @property
     def epoch_count(self) -> int:
-        """Return `epochs`, or where they are still "auto" the usual number."""
+        """Return `epochs`, or the usual value if it is still "auto"."""
         return self.usual_epochs if self.epochs == "auto" else self.epochs
 
     @property
     def sees_gpu(self) -> bool:
-        """Tell whether a run will be on a CUDA GPU; no process is started to find out."""
+        """Return True if a run will use a CUDA GPU, without launching Fabric."""
         return self.accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
 
     def on(self, gpu: bool) -> Self:
-        """Return the configuration with what `compile` and `precision` are there.
+        """Return the configuration with `compile` and `precision` resolved, for a GPU or a CPU.
 
-        Compiled bf16 is a GPU's: a CPU takes minutes to compile it, and is slower with it. So there both are "auto".
+        Compiled bf16 is for a GPU: a CPU takes minutes to compile it, and is slower with it. There it counts as "auto".
         """
         own = self.compile, self.precision
         if own == ON_GPU and not gpu:
@@ -132,7 +132,7 @@ class TrainConfig:
 
 
 def fit_to_machine(train: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the configuration on this machine, and a sentence on what that changed, or ""."""
+    """Return the configuration for this machine, and a sentence on what changed, or ""."""
     gpu = train.sees_gpu
     here = train.on(gpu)
     how = f"{here.precision}, {'compiled' if here.compile else 'not compiled'}"
@@ -144,9 +144,9 @@ def fit_to_machine(train: TrainConfig) -> tuple[TrainConfig, str]:
 
 
 def fit_to_data(recipe: Any, data: ImageSet | FolderSet | Rows, parts: int) -> tuple[Any, Any, str]:
-    """Return the recipe and its images with sizes that fit, and a sentence on what is not as usual, or "".
+    """Fit a recipe to its data; return the recipe, the data, and a sentence on unusual values, or "".
 
-    A batch is shared by `parts`: processes times accumulated parts.
+    A batch is divided among `parts`: processes times accumulated parts.
     """
     train, said = recipe.train, []
     if isinstance(data, FolderSet) and data.name.startswith("folder:") and recipe.data.image_size is None:
@@ -166,7 +166,7 @@ def fit_to_data(recipe: Any, data: ImageSet | FolderSet | Rows, parts: int) -> t
 
 
 def fitting_batch(images: int, usual: int, parts: int = 1) -> int:
-    """Return the usual batch, or of fewer images than two of them a power of two for each of its parts."""
+    """Return the usual batch; if there are fewer images than two such batches, a power of two per part."""
     if images >= 2 * usual:
         return usual
     share = images // (2 * parts)
@@ -177,13 +177,13 @@ def shorter_side(paths: Sequence[str]) -> int:
     """Return the median of the pictures' shorter sides, of at most 500 of them; 224 if none can be read."""
     sides = []
     for path in paths[:: -(-len(paths) // LOOKED_AT)]:
-        with suppress(Exception), Image.open(path) as file:  # a broken file is told when its turn comes
+        with suppress(Exception), Image.open(path) as file:  # broken files are reported when they are loaded
             sides.append(min(file.size))
     return round(median(sides)) if sides else 224
 
 
 def as_started(recipe: Any, config: dict[str, Any]) -> Any:
-    """Return the recipe with what it leaves open as a run was started with it."""
+    """Return the recipe with its open settings taken from the config with which a run was started."""
     for key, left_open in OPEN.items():
         table, name = key.split(".")
         part = getattr(recipe, table)

@@ -33,10 +33,11 @@ def corrupt(
     *,
     table: str | None = None,
 ) -> Tensor:
-    """Return the images under the corruption `name` at a severity from 1 to 5.
+    """Apply the corruption `name` at a severity from 1 to 5.
 
-    Images are floating point (N, 1 or 3, H, W) in [0, 1]; so is the result, with the same dtype and device. All chance
-    comes from `generator` (torch's default one if None). `table`, "imagenet" or "cifar", overrides the choice by size.
+    Images are floating point (N, 1 or 3, H, W) in [0, 1]; so is the result, with the same dtype and device. All
+    randomness comes from `generator` (torch's default one if None). `table`, "imagenet" or "cifar", overrides the
+    choice by size.
     """
     return find(CORRUPTIONS, name, "corruption")(images, severity, generator, table=table)
 

@@ -19,7 +19,7 @@ def defocus_blur(images: Tensor, generator: torch.Generator | None, radius: floa
     """Correlate with a disc: a lens out of focus. Nothing is random."""
     kernel = disc_kernel(radius, alias_blur)
     padded = image_ops.pad(images, len(kernel) // 2, len(kernel) // 2, "reflect")
-    # One group per plane takes the depthwise path, on a CPU ten times as fast as planes in the batch dimension.
+    # One group per plane takes the depthwise path: on a CPU ten times as fast as planes in the batch dimension.
     planes = padded.reshape(1, -1, *padded.shape[-2:])
     weights = kernel.to(images).expand(planes.shape[1], 1, *kernel.shape)
     return F.conv2d(planes, weights, groups=planes.shape[1]).reshape(images.shape)
@@ -28,7 +28,7 @@ def defocus_blur(images: Tensor, generator: torch.Generator | None, radius: floa
 def disc_kernel(radius: float, alias_blur: float) -> Tensor:
     """Return a disc of the given radius, smoothed by a small Gaussian against aliasing (ImageNet-C's lens).
 
-    The zero margin that the original keeps around small discs is cut away; it changes nothing but the time.
+    The zero margin that the original keeps around small discs is cropped; this only affects speed.
     """
     reach = max(8, math.ceil(radius))
     taps = torch.arange(-reach, reach + 1, dtype=torch.float64)
@@ -44,9 +44,9 @@ def disc_kernel(radius: float, alias_blur: float) -> Tensor:
     cifar=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
 )
 def glass_blur(images: Tensor, generator: torch.Generator | None, sigma: float, reach: int, iterations: int) -> Tensor:
-    """Blur with a Gaussian, exchange pixels for near ones, blur again: frosted glass."""
+    """Blur with a Gaussian, replace pixels by nearby ones, blur again: frosted glass."""
     count, _, height, width = images.shape
-    # The original stores eight bits here, cutting off; the addend keeps whole levels whole in floating point.
+    # The original truncates to eight bits here; the addend keeps integer levels from being rounded down.
     blurred = (image_ops.gaussian_blur(images, sigma) * 255.0 + 1e-3).floor_() / 255.0
     rows, columns = max(height - 2 * reach, 0), max(width - 2 * reach, 0)
     if rows and columns:
@@ -64,10 +64,10 @@ def glass_blur(images: Tensor, generator: torch.Generator | None, sigma: float, 
 def glass_sources(down: Tensor, right: Tensor, height: int, width: int, reach: int) -> Tensor:
     """Return where each pixel comes from, (N, H·W), after one pass of the original's sequential shuffle.
 
-    The original visits the inner pixels from last to first and sets x[p] = x[p + offset(p)]. (It means to swap, but the
-    two sides of its tuple assignment are views of one array, so that it copies.) The source was already overwritten
-    exactly if it is an inner pixel behind p, and then holds its own source's value. Following these links to their end
-    gives the same result for all pixels at once; doubling the links finds the ends.
+    The original visits the inner pixels from last to first and sets x[p] = x[p + offset(p)]. (It is meant to swap, but
+    the two sides of its tuple assignment are views of one array, so it copies.) The source has already been overwritten
+    exactly if it is an inner pixel after p, and then holds its own source's value. Following these links to their end
+    gives the same result for all pixels at once; repeated doubling finds the ends.
     """
     device = down.device
     pixels = torch.arange(height * width, device=device).view(height, width)
@@ -75,13 +75,13 @@ def glass_sources(down: Tensor, right: Tensor, height: int, width: int, reach: i
     copied = pixels.expand(down.shape[0], -1, -1).clone()
     copied[:, *inner] += down * width + right
     copied = copied.flatten(1)
-    if reach == 1:  # the offsets are −1 and 0: no source was visited before
+    if reach == 1:  # the offsets are −1 and 0: no source was visited earlier
         return copied
     is_inner = torch.zeros(height, width, dtype=torch.bool, device=device)
     is_inner[inner] = True
     linked = (copied > pixels.flatten()) & is_inner.flatten()[copied]
     ends = torch.where(linked, copied, pixels.flatten())
-    # A link goes on with a probability below 1/2, so that 2⁶ of them in a row do not happen (2⁻⁶⁴).
+    # A link continues with a probability below 1/2, so chains of 2⁶ links do not occur in practice (2⁻⁶⁴).
     for _ in range(6):
         ends = ends.gather(1, ends)
     return copied.gather(1, ends)
@@ -102,8 +102,8 @@ def motion_blur(images: Tensor, generator: torch.Generator | None, radius: int, 
     cifar=((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
 )
 def zoom_blur(images: Tensor, generator: torch.Generator | None, stop: float, step: float) -> Tensor:
-    """Average enlargements of the image by 1, 1 + step, …: a camera that nears its object. Nothing is random."""
-    factors = np.arange(1, stop, step).tolist()  # numpy's rounding decides how many there are and where the crops fall
+    """Average enlargements of the image by 1, 1 + step, …: a camera moving towards its subject. Nothing is random."""
+    factors = np.arange(1, stop, step).tolist()  # numpy's rounding decides their number and the crops
     height, width = images.shape[-2:]
     total = images + images  # the image and its enlargement by 1
     for factor in factors[1:]:

@@ -15,7 +15,7 @@ def contrast(images: Tensor, generator: torch.Generator | None, factor: float) -
     return torch.lerp(images.mean(dim=(2, 3), keepdim=True), images, factor)
 
 
-_PIXELS = 244 / 224  # the original multiplies by 244 where it means 224; its data are made so
+_PIXELS = 244 / 224  # the original multiplies by 244 instead of 224, and its data were made this way
 _ELASTIC = ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
 
 
@@ -26,10 +26,10 @@ _ELASTIC = ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 
 def elastic_transform(
     images: Tensor, generator: torch.Generator | None, alpha: float, sigma: float, jitter: float
 ) -> Tensor:
-    """Apply a random affine map, then displace smoothly and randomly; the three strengths are in sides of the image.
+    """Apply a random affine map, then a smooth random displacement; the strengths are in units of the shorter side.
 
-    Three points about the centre move by U(−jitter, jitter) each way; the displacement is U(−1, 1) noise, blurred by σ,
-    times α. The original is written for 224 and 32 pixels only.
+    Three points around the centre move by U(−jitter, jitter) along each axis; the displacement is U(−1, 1) noise,
+    blurred by σ, times α. The original is written for 224 and 32 pixels only.
     """
     side = min(images.shape[-2:])
     moved = image_ops.affine(images, jittered_affine(images, jitter * side, generator), "reflect")
@@ -39,10 +39,10 @@ def elastic_transform(
 
 
 def jittered_affine(images: Tensor, amplitude: float, generator: torch.Generator | None) -> Tensor:
-    """Return the map (N, 2, 3) from result to source that takes three jittered points back to where they were."""
+    """Return the map (N, 2, 3) from output to input that moves three jittered points back to where they were."""
     count, _, height, width = images.shape
     reach = min(height, width) // 3
-    # OpenCV reads points as (x, y), the original makes them from (height, width): for square images it is the same.
+    # OpenCV reads points as (x, y), the original makes them from (height, width): no difference for square images.
     y, x = float(height // 2), float(width // 2)
     points = torch.tensor(
         [[y + reach, x + reach], [y + reach, x - reach], [y - reach, x - reach]],
@@ -56,7 +56,7 @@ def jittered_affine(images: Tensor, amplitude: float, generator: torch.Generator
 
 @shift(imagenet=(0.6, 0.5, 0.4, 0.3, 0.25), cifar=(0.95, 0.9, 0.85, 0.75, 0.65))
 def pixelate(images: Tensor, generator: torch.Generator | None, factor: float) -> Tensor:
-    """Shrink by a box filter to the factor and enlarge again. Nothing is random."""
+    """Shrink by `factor` with a box filter and enlarge again. Nothing is random."""
     height, width = images.shape[-2:]
     small = box_resize(images, max(1, int(height * factor)), max(1, int(width * factor)))
     return box_resize(small, height, width)

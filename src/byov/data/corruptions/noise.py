@@ -9,7 +9,7 @@ from byov.posterior.random import normal
 
 @shift(imagenet=(0.08, 0.12, 0.18, 0.26, 0.38), cifar=(0.04, 0.06, 0.08, 0.09, 0.10))
 def gaussian_noise(images: Tensor, generator: torch.Generator | None, sigma: float) -> Tensor:
-    """Return x + σε, ε ~ N(0, 1): low light."""
+    """Return x + σε, ε ~ N(0, 1): noise in low light."""
     return normal(images.shape, images, generator).mul_(sigma).add_(images)
 
 
@@ -21,7 +21,7 @@ def shot_noise(images: Tensor, generator: torch.Generator | None, photons: float
 
 @shift(imagenet=(0.03, 0.06, 0.09, 0.17, 0.27), cifar=(0.01, 0.02, 0.03, 0.05, 0.07))
 def impulse_noise(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
-    """Turn every channel of every pixel 0 or 1, each with probability amount/2: bit errors."""
+    """Set each channel of each pixel to 0 or 1, each with probability amount/2: bit errors."""
     return salt_and_pepper(images, uniform(images.shape, 0.0, 1.0, images, generator), amount)
 
 

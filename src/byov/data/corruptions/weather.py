@@ -1,4 +1,4 @@
-"""The weather: snow, frost, fog and brightness."""
+"""The weather corruptions: snow, frost, fog and brightness."""
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Let flakes (enlarged, thresholded noise) fall at an angle over an image that is whitened by 1 − keep."""
+    """Overlay flakes (enlarged, thresholded noise) falling at an angle on the image, whitened by 1 − keep."""
     count, _, height, width = images.shape
     # The original zooms into the centre of the noise; only the centre is drawn here.
     crop = zoom_crop(height, zoom)[1], zoom_crop(width, zoom)[1]
@@ -55,7 +55,7 @@ def snow(
     cifar=((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
 )
 def frost(images: Tensor, generator: torch.Generator | None, keep: float, weight: float) -> Tensor:
-    """Return keep·x + weight·texture: the original's weights, and a generated texture in place of its photographs."""
+    """Return keep·x + weight·texture: the original's weights, but a generated texture instead of its photographs."""
     count, channels, height, width = images.shape
     texture = frost_texture(count, height, width, images, generator)
     return keep * images + weight * (texture if channels == 3 else luma(texture))
@@ -82,10 +82,10 @@ _BETWEEN = 0.35  # standard deviation of a crop's mean, in units of the spread w
 def frost_texture(
     count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Generate textures (count, 3, height, width), about in [0, 1], in the dtype and on the device of `like`.
+    """Generate textures (count, 3, height, width), roughly in [0, 1], with the dtype and device of `like`.
 
-    Ice needles grow along a few directions out of scattered seeds, over clouds of all sizes. Colour, spread within a
-    crop and spread between crops are those of the five photographs that the original draws from with equal probability.
+    Ice needles grow in a few directions from scattered seeds, over clouds of all sizes. Colour, spread within a crop
+    and spread between crops are those of the five photographs from which the original draws with equal probability.
     """
     pattern = 0.6 * _standardised(needles(count, height, width, like, generator))
     pattern += 0.8 * _standardised(clouds(count, height, width, like, generator))
@@ -96,10 +96,10 @@ def frost_texture(
 
 
 def needles(count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw bright seeds out along three directions for each image; where needles cross, the brighter one is on top."""
+    """Stretch bright seeds along three directions for each image; where needles cross, the brighter one is on top."""
     length = max(1, min(height, width) // 20)
     directions = 3
-    margin = 2 * length  # needles grow into the image from outside
+    margin = 2 * length  # needles may enter the image from outside
     canvas = (directions * count, 1, height + 2 * margin, width + 2 * margin)
     seeds = normal(canvas, like, generator).sub_(1.0).clamp_(min=0.0)
     angles = uniform((directions * count,), 0.0, 360.0, like, generator)
@@ -109,7 +109,7 @@ def needles(count: int, height: int, width: int, like: Tensor, generator: torch.
 
 
 def clouds(count: int, height: int, width: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Sum noise at every octave, from single pixels to half the image, weighted by the cell's side to the power 0.4."""
+    """Sum noise over all octaves, from single pixels to half the image, weighted by the cell side to the power 0.4."""
     total = normal((count, 1, height, width), like, generator)
     cell = 2
     while cell <= min(height, width) // 2:
@@ -131,7 +131,7 @@ def _standardised(pattern: Tensor) -> Tensor:
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(images: Tensor, generator: torch.Generator | None, density: float, decay: float) -> Tensor:
-    """Return (x + density·plasma)·m/(m + density), with a plasma fractal for each image and m its highest value."""
+    """Return (x + density·plasma)·m/(m + density), with a plasma fractal for each image and m the image's maximum."""
     count, _, height, width = images.shape
     cloud = plasma(count, max(height, width), decay, images, generator)[:, None, :height, :width]
     highest = images.amax(dim=(1, 2, 3), keepdim=True)
@@ -139,10 +139,10 @@ def fog(images: Tensor, generator: torch.Generator | None, density: float, decay
 
 
 def plasma(count: int, side: int, decay: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Generate periodic height maps (count, S, S) from 0 to 1, S the power of two that is at least `side`.
+    """Generate periodic height maps (count, S, S) from 0 to 1, where S is the smallest power of two ≥ `side`.
 
     Each round halves the step: the centre of every square, then of every diamond, becomes the mean of its four corners
-    plus w·U(−w, w), and w, at first 100, is divided by `decay`.
+    plus w·U(−w, w), and w, initially 100, is divided by `decay`.
     """
     size = max(2, 1 << (side - 1).bit_length())
     heights = torch.zeros(count, size, size, dtype=like.dtype, device=like.device)
@@ -166,9 +166,9 @@ def plasma(count: int, side: int, decay: float, like: Tensor, generator: torch.G
 
 @shift(imagenet=(0.1, 0.2, 0.3, 0.4, 0.5), cifar=(0.05, 0.1, 0.15, 0.2, 0.3))
 def brightness(images: Tensor, generator: torch.Generator | None, amount: float) -> Tensor:
-    """Add to V of HSV, keeping hue and saturation: bright daylight. Nothing is random.
+    """Increase V of HSV, keeping hue and saturation: bright daylight. Nothing is random.
 
-    RGB is V times a function of hue and saturation, so the sum is a scaling by V'/V; black has no hue and becomes grey.
+    RGB is V times a function of hue and saturation, so this scales by V'/V; black has no hue and becomes grey.
     """
     value = images.amax(dim=1, keepdim=True)
     raised = (value + amount).clamp(0.0, 1.0)
