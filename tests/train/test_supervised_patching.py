@@ -230,7 +230,7 @@ def test_input_zero_and_the_noise_of_shared_layers_come_from_a_recipe(tmp_path: 
     task = PenalisedTask(module, "", settings.posterior, settings.train, 1)
     assert [len(task.patched), len(task.shared)] == [1, 1]
     for wrong in ("posterior.family=none", "posterior.on=all"):
-        with pytest.raises(ValueError, match="noise of weights beside patches"):
+        with pytest.raises(ValueError, match="shared_sigma is for weights beside patches"):
             recipe(*words, wrong)
 
 

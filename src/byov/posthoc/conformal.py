@@ -85,10 +85,10 @@ def conformal(
         loader: held-out data: a loader or data set of (x, y), of mappings with "labels", or one pair (x, y).
         coverage: how often the set should contain the truth.
         score: the score for classes. "probability", 1 − p of the class: the smallest sets on average; an input unlike
-            any class may get an empty set. "aps" (Romano et al. 2020), the sum of the probabilities down to the class:
-            sets grow when the network is unsure, so that hard inputs are covered as well as easy ones, and none is
-            empty. Neither is randomised, so the same input always has the same set; "aps" covers more than it promises
-            where the likeliest class alone does.
+            any class may get an empty set. "aps" (Romano et al. 2020), the sum of the probabilities of all likelier
+            classes: sets grow when the network is unsure, so that hard inputs are covered as well as easy ones, and
+            none is empty. Neither is randomised, so the same input always has the same set; "aps" covers more than
+            promised where the likeliest class alone does.
         samples: the number of draws, or "members", as for `byov.predict`.
         generator: for the draws.
         task: as for `byov.predict`.

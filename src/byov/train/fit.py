@@ -173,8 +173,9 @@ def _check(epochs: int, samples: int, precision: str, **numbers: float) -> None:
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"fit's {name} are a whole number above 0, not {count!r}.")
     for name, value in numbers.items():
-        if not (isfinite(value) and (value > 0 or (value == 0 and name in ("weight_decay", "beta_end")))):
-            raise ValueError(f"fit's {name} is a number above 0, not {value}.")
+        may_be_zero = name in ("weight_decay", "beta_end")
+        if not (isfinite(value) and (value > 0 or (value == 0 and may_be_zero))):
+            raise ValueError(f"fit's {name} is a number {'of at least' if may_be_zero else 'above'} 0, not {value}.")
 
 
 @contextmanager

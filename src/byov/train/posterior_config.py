@@ -185,7 +185,7 @@ class FamilyConfig(ObjectiveConfig):
         if self.learn_probs and not self.components:
             raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
         if self.shared_sigma and (self.family == "none" or self.on == "all"):
-            raise ValueError("posterior.shared_sigma is the noise of weights beside patches: set posterior.on, say.")
+            raise ValueError("posterior.shared_sigma is for weights beside patches: set posterior.family and .on.")
         if self.penalty == "l2" and "gaussian" in used:
             raise ValueError("posterior.penalty = 'l2' does not act on a Gaussian's variance: it needs the KL.")
         if self.penalty == "kl" and self.l2 != L2Config():
