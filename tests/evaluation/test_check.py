@@ -171,7 +171,7 @@ def test_a_mean_that_is_no_network() -> None:
     found = byov.check(model, x, net(x).argmax(1), samples=8)
     assert found.under_draws is not None
     assert found.under_draws["top1"] == 1.0
-    assert told(found, "The mean is no network that the draws agree with")
+    assert told(found, "The mean network disagrees with the draws")
 
 
 # What it does not take
@@ -182,14 +182,14 @@ def test_bad_input_is_one_sentence() -> None:
     for arguments, kind, words in (
         ((x, y, 1), ValueError, "at least two, not samples=1"),
         (([],), ValueError, "The loader is empty"),
-        ((x, y.float()), ValueError, "a class number for each of 300 predictions"),
-        ((x, y[:5]), ValueError, "a class number for each of 300 predictions"),
-        (([x], y), ValueError, "a loader gives its own"),
+        ((x, y.float()), ValueError, "a class index for each of 300 predictions"),
+        ((x, y[:5]), ValueError, "a class index for each of 300 predictions"),
+        (([x], y), ValueError, "a loader must yield"),
         ((3,), TypeError, "a pair .x, y. or a loader, not int"),
     ):
         with pytest.raises(kind, match=words):
             byov.check(model, *arguments)
-    with pytest.raises(TypeError, match=r"^check asks what a posterior does, and Sequential has none: .*first\.$"):
+    with pytest.raises(TypeError, match=r"^check needs a posterior, and Sequential has none: .*first\.$"):
         byov.check(classifier(), x)
 
 
@@ -217,7 +217,7 @@ def test_tasks_with_classes_are_checked_and_others_refused() -> None:
     right = (logits.argmax(2) == labels).float()[:, 0]
     assert part.at_mean["top1"] == pytest.approx(float(right.mean()))  # type: ignore[index]
     assert byov.check(tokens, x, labels[:, 0], output="half").inputs == 20
-    with pytest.raises(ValueError, match=r"check reads probabilities of classes: .* not 'regression'"):
+    with pytest.raises(ValueError, match=r"check needs class probabilities: .* not 'regression'"):
         byov.check(single, x, task="regression")
     outer = nn.Sequential(nn.Linear(6, 6), byov.bayesianize(nn.Linear(6, 3), byov.Gaussian(-2.0)))
     expected = outer.eval()(x).softmax(1)

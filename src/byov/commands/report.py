@@ -58,7 +58,7 @@ def command(
 
     check_out(out, force)
     if shift not in (*SHIFTS, "few"):
-        raise ValueError(f"A shift is few, {', '.join(SHIFTS)}, not {shift!r}.")
+        raise ValueError(f"The shift must be few, {', '.join(SHIFTS)}, not {shift!r}.")
     if samples < 1:
         raise ValueError(f"A report needs at least one draw, not --samples {samples}.")
     if limit < 0:

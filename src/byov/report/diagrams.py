@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byov.data import ImageSet
-from byov.evaluation.gallery import Shown, certain_first, confident_mistakes, show
+from byov.evaluation.gallery import Shown, confident_mistakes, show
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
 from byov.metrics.functional.uncertainty import curve_of_errors
 from byov.prediction import Prediction
@@ -96,7 +96,7 @@ def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> 
     assert prediction.mutual_information is not None
     probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
     information = prediction.mutual_information.cpu()
-    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+    order, mistakes = entropy.argsort(stable=True), confident_mistakes(probs, labels)
 
     def entry(shown: Shown) -> dict[str, Any]:
         i = shown.index
