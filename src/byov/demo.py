@@ -1,4 +1,4 @@
-"""The demo: BYOL and BYOV on scikit-learn's digits, from raw images to a calibrated probe."""
+"""The demo: BYOL and BYOV on scikit-learn's digits, from raw images to probes and a report."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from byov.ssl.pretrain import Pretrain, start
 from byov.train.config import load_config
 
 DRAWS, FIT_DRAWS = 30, 8
-"""To read under, and to fit a probe under."""
+"""The draws for predicting, and for fitting a probe."""
 
 
 def recipe(posterior: bool, epochs: int) -> Pretrain:
-    """Load recipes/digits_byov.toml, or its twin without a posterior, for so many epochs."""
+    """Load recipes/digits_byov.toml, or its twin without a posterior, with this number of epochs."""
     name = "digits_byov" if posterior else "digits_byol"
     return load_config(Pretrain, name, [f"train.epochs={epochs}", f"train.warmup={min(3, epochs)}"])
 
 
 def demo(out: Path | None = None, epochs: int = 40) -> None:
-    """Pretrain both, probe both, print the tables, write the page; with a folder, keep everything there."""
+    """Pretrain and probe both, print the tables and write the page; keep everything in the folder `out`, if given."""
     console, started = Console(), monotonic()
     report = Path("runs/demo") if out is None else out
     recipes = {"BYOL": recipe(False, epochs), "BYOV": recipe(True, epochs)}
@@ -63,23 +63,23 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
         write_json(report / "results.json", results)
     console.print(page["verdict"]["question"], style="bold")
     console.print(page["verdict"]["answer"])
-    where = f"Open {report}/report.html; {report}/results.json and {report}/reliability.png hold this too"
+    where = f"Open {report}/report.html; see also {report}/results.json and {report}/reliability.png"
     console.print(f"{where}; {monotonic() - started:.0f} s.", markup=False, soft_wrap=True)
     console.print("Next: byov pretrain --help, byov evaluate --help, byov report --help")
 
 
 def claim(report: Path, kept: bool) -> None:
-    """Refuse a folder that holds runs, which the results would no longer be of, or any results that were `kept`."""
+    """Create the folder; raise if it already holds runs or, where results are to be `kept`, results."""
     if report.exists() and not report.is_dir():
-        raise FileExistsError(f"{report} is a file, and the demo needs a folder.")
+        raise FileExistsError(f"{report} is a file, but the demo needs a folder.")
     for name in ("byol", "byov", *(("results.json", "reliability.png", "report.html") if kept else ())):
         if (report / name).exists():
-            raise FileExistsError(f"{report} holds a demo already ({name}): choose another --out.")
+            raise FileExistsError(f"{report} already holds a demo ({name}): choose another --out.")
     report.mkdir(parents=True, exist_ok=True)
 
 
 def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    """Show a row of numbers for each name, in 80 columns."""
+    """Return a table with a row of numbers for each name, 80 columns wide."""
     table = columns(title, (first,), headings, SIMPLE)
     table.padding = (0, 0, 0, 1)
     for name, cells in rows.items():
@@ -88,7 +88,7 @@ def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, S
 
 
 def shift_table(page: dict[str, Any]) -> Table:
-    """Show the page's ECE in per cent under each shift, and its AUROC of shifted against clean images by entropy."""
+    """Return a table of ECE in per cent under each shift, and the AUROC of shifted against clean images by entropy."""
     ood = page["ood"]
     shifts = [shift for shift in ood["shifts"] if shift != "clean"]
     levels = ", ".join(map(str, ood["severities"]))
@@ -103,7 +103,7 @@ def shift_table(page: dict[str, Any]) -> Table:
 
 
 def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
-    """Show top-1 in per cent against the share of the encoder's weights that were set to 0."""
+    """Return a table of top-1 in per cent by the share of the encoder's weights that were set to 0."""
     title = "Linear probe on the pruned encoder, nothing retrained: top-1 % by share of zeros"
     shares = [f"{100 * sparsity:g} %" for sparsity in next(iter(curves.values()))["sparsity"]]
     cells = {name: [f"{100 * top1:.1f}" for top1 in curve["top1"]] for name, curve in curves.items()}
@@ -111,7 +111,7 @@ def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
 
 
 def reliability_figure(page: dict[str, Any], path: Path) -> None:
-    """Draw the page's diagrams of accuracy against confidence, in its colours: on clean digits, and on shifted ones."""
+    """Draw reliability diagrams of clean and shifted digits, in the colours of the page."""
     figure, [panels] = canvas(9, 4.5, 1, 2, sharey=True)
     for axes, (where, diagrams) in zip(panels, page["calibration"].items(), strict=True):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)

@@ -114,7 +114,7 @@ REFUSED = [
     ("prune bbb --out out --refit", "add --sweep"),
     ("prune bbb --out out --groups --rounds 2", "leave out --groups or --rounds"),
     ("prune bbb --out out --rounds 2 --epochs 0", "at least one epoch"),
-    ("prune byov --out out --rounds 2", "run of byov train"),
+    ("prune byov --out out --rounds 2", "runs of byov train"),
     ("prune bbb --out out --sweep --groups", "leave out --groups and --rounds"),
     ("prune bbb --out out --sweep", "ends in .json"),
     ("prune bbb --out out.json --sweep --by snr,luck", "'luck'"),
@@ -142,10 +142,10 @@ REFUSED = [
     ("report bbb --split nothing --cache cache", "digits has the splits train, test."),
     ("report bbb --out file", "file exists"),
     # byov demo
-    ("demo --out file", "file is a file, and the demo needs a folder."),
+    ("demo --out file", "file is a file, but the demo needs a folder."),
     ("demo --out file/below", "file/below: Not a directory."),
-    ("demo --out demo", "demo holds a demo already (results.json): choose another --out."),
-    ("demo", "runs/demo holds a demo already (byov): choose another --out."),
+    ("demo --out demo", "demo already holds a demo (results.json): choose another --out."),
+    ("demo", "runs/demo already holds a demo (byov): choose another --out."),
     ("demo --out new --epochs 0", "train.epochs is a whole number from 1 to 1,000,000,000 or 'auto', not '0'."),
 ]
 

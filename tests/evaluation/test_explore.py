@@ -112,7 +112,7 @@ def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -
         "--ood needs other images": (runs / "byol", "--what", "representation", "--ood", "digits"),
         "A data set's prefix is": (runs / "byol", "--ood", "nonsense:x"),
         "is not a readable": (runs / "byol", "--ood", f"npz:{tmp_path}/missing.npz"),
-        "CIFAR-10 only": (runs / "byov", "--what", "humans"),
+        "only for CIFAR-10": (runs / "byov", "--what", "humans"),
         "at least two draws": (runs / "byov", "--samples", "1"),
         "at least 8 images": (runs / "byov", "--limit", "3"),
         "is given twice": (runs / "byov", runs / "byov"),

@@ -119,7 +119,7 @@ def test_an_interrupted_one_goes_on(call: Call, calls: list[str], tmp_path: Path
 def test_minutes_stop_it_and_a_finished_one_is_shown_again(call: Call, calls: list[str], tmp_path: Path) -> None:
     status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
     assert (status, calls) == (0, [])
-    assert "Not finished in 0 minutes: own/figure1. The same command continues" in out
+    assert "Not finished in 0 minutes: own/figure1. Repeat the command to continue" in out
     first = call("reproduce", "own/figure1", "--minutes", 5)[1]
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
@@ -143,7 +143,7 @@ def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -
     about["data"] = {"digest": "0", "images": 1, "mean": [0.0], "std": [1.0]}
     checkpoint.save(tmp_path / "mine" / "checkpoint.safetensors", {"recipe": about, "step": 1, "total": 1})
     status, out, err = call("reproduce", "own/t*", "own/figure1", "--run", tmp_path / "mine")
-    assert (status, err) == (2, "byov: 1 of 2 could not be run: own/table1.\n")
+    assert (status, err) == (2, "byov: 1 of 2 failed: own/table1.\n")
     assert "own/table1 failed: The second part has no data." in out
     assert list(tmp_path.rglob("result.json")) == [tmp_path / DONE]
     assert json.loads((tmp_path / DONE).read_text())["data"]["runs"] == ["mine"]
