@@ -55,11 +55,15 @@ class Resamples:
         probs, labels = probs.cpu(), labels.cpu()
         confidence, correct = top_label(probs, labels)
         loss = -probs.gather(1, labels[:, None])[:, 0].clamp_min(torch.finfo(probs.dtype).tiny).log()
-        member = torch.nn.functional.one_hot(equal_width(confidence, bins), bins).float()
-        gaps = member * (confidence - correct.float())[:, None]
-        found = self.counts @ torch.cat([correct.float()[:, None], loss[:, None].float(), gaps.float()], 1)
-        found = found / len(labels)
-        return {"top1": found[:, 0], "nll": found[:, 1], "ece": found[:, 2:].abs().sum(1)}
+        top1, nll = (self.counts @ torch.stack([correct.float(), loss.float()], 1) / len(labels)).T
+        ece = resampled_ece(confidence.float(), correct.float(), self.counts, bins)
+        return {"top1": top1, "nll": nll, "ece": ece}
+
+
+def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int) -> Tensor:
+    """Return the ECE of each resample (B,); `counts` (B, n) says how often each image is drawn."""
+    member = torch.nn.functional.one_hot(equal_width(confidence, bins), bins)
+    return (counts @ (member * (confidence - correct)[:, None])).abs().sum(1) / counts.sum(1)
 
 
 def error(resampled: Tensor) -> float:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -63,7 +64,7 @@ class Results:
     """
 
     def __init__(self, path: Path, protocol: dict[str, Any], force: bool = False) -> None:
-        self.path, self.protocol = path, json.loads(json.dumps(protocol))
+        self.path, self.protocol = path, plain_json(protocol)
         self.rows: list[Row] = []
         self.seconds = 0.0
         self.representation: dict[str, Any] | None = None
@@ -203,6 +204,11 @@ def _environment(reading: Reading) -> dict[str, Any]:
     place = torch.device(reading.device)
     device = torch.cuda.get_device_name(place) if place.type == "cuda" else f"cpu ({platform.machine()})"
     return {"device": device, "batch_size": reading.batch_size, "command": command_line()}
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON reads it back: arrays and tensors become lists, and NaN and infinities None."""
+    return json.loads(json.dumps(value, default=methodcaller("tolist")), parse_constant=lambda _: None)
 
 
 def command_line() -> str:
