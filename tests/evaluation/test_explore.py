@@ -72,7 +72,7 @@ def test_a_representation_is_read_beside_foreign_images(runs: Path, call: Any, t
         assert {name: read["images"] for name, read in each["data"].items()} == {"digits": 40, "npz:noise": 30}
         assert set(each["ood"]["npz:noise"]) == set(each["data"]["digits"]["r_auroc"])
     made = EXPLORED["representation"](content["result"])
-    assert [axes.get_title() for axes in made.axes] == ["digits", "", "npz:noise", "npz:noise from digits"]
+    assert [axes.get_title() for axes in made.axes] == ["digits", "", "npz:noise", "npz:noise against digits"]
 
 
 def test_people_are_compared_with_what_it_knows_without_labels(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from byov.evaluation.results import plain_json
 from byov.reproduce import experiment as registry
-from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment, plain
+from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment
 from byov.reproduce.papers import CAPTIONS, REASONS
 from byov.train import checkpoint
 
@@ -152,12 +153,12 @@ def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Say which table or figure, such as byov/figure4"),
+        ([], "Name a table or figure, such as byov/figure4"),
         (["byov/figure9"], "There is no table or figure 'byov/figure9'"),
-        (["byov/figure1a"], "byov/figure1a cannot be reproduced: it is a diagram, there is nothing to measure."),
+        (["byov/figure1a"], "byov/figure1a cannot be reproduced: it is a diagram with nothing to measure."),
         (["patching/figure1"], "scraped"),
-        (["byov/figure1a*"], "Nothing that byov/figure1a* means can be reproduced"),
-        (["own/figure1", "--scale", "huge"], "A scale is quick or full, not 'huge'."),
+        (["byov/figure1a*"], "Nothing that matches byov/figure1a* can be reproduced"),
+        (["own/figure1", "--scale", "huge"], "The scale must be quick or full, not 'huge'."),
         (["own/figure1", "--device", "tpu9"], "There is no device 'tpu9' here."),
         (["own/figure1", "--run", "nowhere"], "There is no run at nowhere:"),
         (["own/figure1", "--out", "file"], "file is a file: there can be no result.json below it."),
@@ -182,4 +183,4 @@ def test_bad_input_is_told_in_a_sentence(
 
 def test_plain() -> None:
     value = {"a": (1, torch.tensor([1.5, float("inf")])), 2: torch.tensor(3), "n": float("nan"), "s": "x", "b": True}
-    assert plain(value) == {"a": [1, [1.5, None]], "2": 3, "n": None, "s": "x", "b": True}
+    assert plain_json(value) == {"a": [1, [1.5, None]], "2": 3, "n": None, "s": "x", "b": True}

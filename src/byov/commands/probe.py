@@ -51,10 +51,10 @@ def command(
 
     if out is not None:
         check_out(out, force)
-    place, tempered = None if root is None else str(root), EXAMPLES if temper else 0
+    tempered = EXAMPLES if temper else 0
     with progress() as advance:
         probed = probe_run(
-            run, split, samples, fit_samples, k, seed, place, device, data, tempered, trust,
+            run, split, samples, fit_samples, k, seed, root, device, data, tempered, trust,
             protocol=protocol, network=network, epochs=epochs, precision=precision, report=advance,  # type: ignore[arg-type]
         )  # fmt: skip
     show(tables.probes({str(run): probed.result}))

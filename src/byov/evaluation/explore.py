@@ -94,9 +94,8 @@ def _gallery(run: Run, bootstraps: int, ood: str | None) -> Found:
 def _humans(run: Run, bootstraps: int, ood: str | None) -> Found:
     if run.data != "cifar10":
         raise Inapplicable("People's votes are available only for CIFAR-10 (CIFAR-10H), and not all runs use it.")
-    root = run.reading.root
     try:
-        votes = cifar10h(None if root is None else str(root))[run.places]
+        votes = cifar10h(run.reading.root)[run.places]
     except ValueError as error:
         raise Inapplicable(str(error)) from error
     assert run.at_mean.entropy is not None

@@ -40,7 +40,7 @@ def probe_run(
     fit_samples: int = 8,
     k: int = 200,
     seed: int = 0,
-    root: str | None = None,
+    root: str | Path | None = None,
     device: str = "auto",
     data: str | None = None,
     temper: int = 0,

@@ -67,7 +67,7 @@ def canvas(
     return made, [list(row) for row in panels]
 
 
-def plain(*panels: Axes) -> None:
+def add_grid(*panels: Axes) -> None:
     """Draw a light grid behind the data."""
     for axes in panels:
         axes.grid(color="0.92", linewidth=0.6)

@@ -19,7 +19,7 @@ from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.sweep import sweep_groups
-from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, log_labels, plain, styled, subscripted
+from byov.report.drawing import COLOURS, MARKERS, ORDERED, add_grid, canvas, log_labels, styled, subscripted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def _panel(axes: Axes, found: Alignment) -> None:
     axes.set(xlim=(low[0], kde.x[-1]), ylim=(low[1], kde.y[-1]))
     pearson = f"Pearson {found.pearson:.2f} ± {found.pearson_error:.2f}"
     axes.set_title(f"{pearson}, Spearman {found.spearman:.2f} ± {found.spearman_error:.2f}")
-    plain(axes)
+    add_grid(axes)
 
 
 @styled
@@ -88,7 +88,7 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
         row[2].set_ylabel("std of an image's mean")
         for axes in row:
             axes.set_xscale("log")
-            plain(axes)
+            add_grid(axes)
         log_labels(row[2].yaxis)
     for axes in panels[-1]:
         axes.set_xlabel("draws K")
@@ -169,7 +169,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     lines.set_ylim(bottom=0)
     lines.legend()
     for axes in (bars, lines):
-        plain(axes)
+        add_grid(axes)
     return made
 
 
@@ -193,7 +193,7 @@ def layers_figure(histories: Mapping[str, LayerHistory], quantities: Sequence[st
                 shown = [float("nan") if value is None else value for value in values]
                 axes.plot(history.epochs, shown, style, color=colour, linewidth=1.0, alpha=0.85)
             axes.set_yscale("log")
-            plain(axes)
+            add_grid(axes)
             log_labels(axes.yaxis)
             if row is panels[0]:
                 axes.set_title(subscripted(name))
@@ -227,7 +227,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
             rank = n.correlation[f"{n.stages[i]}, {n.stages[j]}"]
             axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
             axes.set_title(f"Spearman {rank:.2f}")
-            plain(axes)
+            add_grid(axes)
             log_labels(axes.xaxis, axes.yaxis)
         for axes in row[len(n.correlation) : 3]:
             axes.set_visible(False)
@@ -246,7 +246,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
         last.set_title("mean and quartiles")
         log_labels(last.yaxis)
         last.legend()
-        plain(last)
+        add_grid(last)
         if len(found) > 1:
             row[0].set_ylabel(f"{run}\n{row[0].get_ylabel()}")
     return made
@@ -290,7 +290,7 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     axes.set_xlabel("weights removed (%)")
     axes.set_ylabel({"top1": "top-1 accuracy (%)", "ece": "ECE (%)"}[what])
     axes.set_ylim(bottom=0)
-    plain(axes)
+    add_grid(axes)
 
 
 @styled
@@ -311,7 +311,7 @@ def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
             side.plot(tenths, share, label=WITHOUT_LABELS[measure], markersize=4, linewidth=1.3, **style)
         side.set(xlabel="images from the most to the least certain (%)", ylabel="R@1 (%)", xlim=(0, 100))
         side.legend()
-        plain(side)
+        add_grid(side)
     foreign = {name: run["ood"] for name, run in found.items() if run["ood"]}
     if foreign:
         for (_, side), data in zip(rows[1:], sets[1:], strict=True):
@@ -334,7 +334,7 @@ def _dots(axes: Axes, readings: Sequence[Mapping[str, Sequence[float] | None]], 
     axes.set_yticks(range(len(measures)), [WITHOUT_LABELS[m] for m in measures])
     axes.set_ylim(len(measures) - 0.5, -0.5)
     axes.legend()
-    plain(axes)
+    add_grid(axes)
 
 
 def _alignment(result: dict[str, Any]) -> Figure:
