@@ -62,15 +62,15 @@ def main() -> None:
         _check_words(sys.argv)
         app()
     except (ValueError, TypeError, OSError) as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(2)
     except ModuleNotFoundError as error:  # if only some dependencies are installed
         if (error.name or "byov").startswith("byov"):
             raise
-        _tell(ValueError(f"This needs {error.name}: pip install torch-byov installs all dependencies."))
+        _print_error(ValueError(f"This needs {error.name}: pip install torch-byov installs all dependencies."))
         sys.exit(2)
     except Diverged as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(1)
     except Stopped as stop:
         if first_process():
@@ -79,7 +79,7 @@ def main() -> None:
     except RuntimeError as error:  # torch has no other type for it
         if not _out_of_memory(error):
             raise
-        _tell(error, "Out of memory: use a smaller batch (--set train.batch=…, or --batch-size).")
+        _print_error(error, "Out of memory: use a smaller batch (--set train.batch=…, or --batch-size).")
         sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
@@ -100,12 +100,12 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
-def one_line(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape line breaks and control characters, which a path may contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell(error: Exception, instead: str | None = None) -> None:
+def _print_error(error: Exception, instead: str | None = None) -> None:
     """Print the sentence verbatim to stderr: text that looks like rich markup may be part of a path."""
     if not first_process():
         return
@@ -114,4 +114,4 @@ def _tell(error: Exception, instead: str | None = None) -> None:
         isinstance(error, OSError) and error.filename is not None
     ):  # from the system, such as "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."
-    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), one_line(sentence)), soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), escaped(sentence)), soft_wrap=True)

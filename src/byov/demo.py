@@ -38,7 +38,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
     console, started = Console(), monotonic()
     report = Path("runs/demo") if out is None else out
     recipes = {"BYOL": recipe(False, epochs), "BYOV": recipe(True, epochs)}
-    claim(report, kept=out is not None)
+    prepare_folder(report, kept=out is not None)
     with tempfile.TemporaryDirectory() as scratch:
         folder = out if out is not None else Path(scratch)
         runs: dict[str, ProbedRun] = {}
@@ -68,7 +68,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
     console.print("Next: byov pretrain --help, byov evaluate --help, byov report --help")
 
 
-def claim(report: Path, kept: bool) -> None:
+def prepare_folder(report: Path, kept: bool) -> None:
     """Create the folder; raise if it already holds runs or, where results are to be `kept`, results."""
     if report.exists() and not report.is_dir():
         raise FileExistsError(f"{report} is a file, but the demo needs a folder.")
@@ -78,7 +78,7 @@ def claim(report: Path, kept: bool) -> None:
     report.mkdir(parents=True, exist_ok=True)
 
 
-def narrow(title: str, first: str, headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+def narrow_table(title: str, first: str, headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     """Return a table with a row of numbers for each name, 80 columns wide."""
     table = columns(title, (first,), headings, SIMPLE)
     table.padding = (0, 0, 0, 1)
@@ -99,7 +99,7 @@ def shift_table(page: dict[str, Any]) -> Table:
         found = ood["values"][told["id"]]
         eces = [f"{100 * found['ece'][shift]['mean']:.1f}" for shift in shifts]
         cells[told["label"]] = [*eces, f"{found['auroc_entropy'][ALL]['mean']:.3f}"]
-    return narrow(title, "model", (*short, "AUROC"), cells)
+    return narrow_table(title, "model", (*short, "AUROC"), cells)
 
 
 def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
@@ -107,7 +107,7 @@ def pruning_table(curves: dict[str, dict[str, Any]]) -> Table:
     title = "Linear probe on the pruned encoder, nothing retrained: top-1 % by share of zeros"
     shares = [f"{100 * sparsity:g} %" for sparsity in next(iter(curves.values()))["sparsity"]]
     cells = {name: [f"{100 * top1:.1f}" for top1 in curve["top1"]] for name, curve in curves.items()}
-    return narrow(title, "model, pruned by", shares, cells)
+    return narrow_table(title, "model, pruned by", shares, cells)
 
 
 def reliability_figure(page: dict[str, Any], path: Path) -> None:

@@ -121,13 +121,9 @@ def build(name: str, classes: int | None = None) -> nn.Module:
 def _create(name: str, classes: int | None) -> nn.Module:
     from byov import models
 
-    own: dict[str, Callable[..., nn.Module]] = {
-        "pyramidnet": models.pyramidnet,
-        "cifar_resnet18": models.cifar_resnet18,
-        "table3_mlp": models.table3_mlp,
-    }
-    if name in own:
-        return own[name](classes=classes) if classes else own[name]()
+    paper: dict[str, Callable[..., nn.Module]] = {"pyramidnet": models.pyramidnet, "table3_mlp": models.table3_mlp}
+    if name in paper:
+        return paper[name](classes=classes) if classes else paper[name]()
     return models.create(name, classes or _usual_classes(name))
 
 

@@ -11,7 +11,7 @@ from small_networks import NETWORKS, seeded
 from torch import Tensor, nn
 
 import byov
-from byov.evaluation.check import DIFFER, MOVED, unmoved
+from byov.evaluation.check import DIFFER, MOVED, sigma_movement
 from byov.metrics import functional as metrics
 
 
@@ -117,12 +117,12 @@ def test_a_posterior_that_works_is_told_nothing() -> None:
 
 def test_sigma_has_moved_by_half_of_what_its_log_variance_has() -> None:
     model = byov.bayesianize(classifier(), {"0.*": byov.Gaussian(-4.0), "*": byov.Gaussian(-6.0)})
-    assert unmoved(model)[0] == pytest.approx(0.0, abs=1e-6)
-    assert "σ has not moved" in unmoved(model)[1][0]
+    assert sigma_movement(model)[0] == pytest.approx(0.0, abs=1e-6)
+    assert "σ has not moved" in sigma_movement(model)[1][0]
     for factor in model.factors:
         factor.get_parameter("log_var").data.sub_(1.5)
-    assert unmoved(model) == (pytest.approx(0.75), ())
-    assert unmoved(byov.bayesianize(classifier(), byov.EMP(2))) == (None, ())
+    assert sigma_movement(model) == (pytest.approx(0.75), ())
+    assert sigma_movement(byov.bayesianize(classifier(), byov.EMP(2))) == (None, ())
 
 
 def test_a_relative_start_is_known_up_to_the_weights_own_way() -> None:
@@ -130,18 +130,18 @@ def test_a_relative_start_is_known_up_to_the_weights_own_way() -> None:
     model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
     factor = model.factors[0]
     factor.get_parameter("mean").data.mul_(1.9)
-    value, sentences = unmoved(model)
+    value, sentences = sigma_movement(model)
     assert value == pytest.approx(0.0, abs=1e-5)
     assert len(sentences) == 1
     rho = factor.get_parameter("log_var")
     rho.data.add_(4.0)  # log σ by 2, less log 1.9 of the scale, less the factor of two that is granted
-    assert unmoved(model)[0] == pytest.approx(2.0 - log(1.9) - log(2.0), abs=1e-4)
+    assert sigma_movement(model)[0] == pytest.approx(2.0 - log(1.9) - log(2.0), abs=1e-4)
     model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
     rho = model.factors[0].get_parameter("log_var")
     rho.data.add_(torch.randn(rho.shape, generator=seeded()))
-    assert unmoved(model)[0] == pytest.approx(0.5 * 0.674, rel=0.3)  # the median of |N(0, ½)|
-    assert unmoved(model)[0] > MOVED
-    assert unmoved(model)[1] == ()
+    assert sigma_movement(model)[0] == pytest.approx(0.5 * 0.674, rel=0.3)  # the median of |N(0, ½)|
+    assert sigma_movement(model)[0] > MOVED
+    assert sigma_movement(model)[1] == ()
 
 
 def test_each_warning_is_given_where_it_belongs_and_nowhere_else() -> None:

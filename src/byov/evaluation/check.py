@@ -144,7 +144,7 @@ def check(
     return seen.compute(inner)
 
 
-def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
+def sigma_movement(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
     """Return the median distance of log σ from its start, and a warning if σ has hardly moved."""
     parts = [moved for factor in model.factors if isinstance(factor.family, Gaussian) for moved in [_moved(factor)]]
     if not parts:
@@ -281,7 +281,7 @@ class _Accumulated:
         if labels is not None:
             error = {"top1": float((self.correct / len(drawn)).std()), "nll": float((self.nll / len(drawn)).std())}
             scores = (main_scores(at_mean, labels), main_scores(drawn, labels), error)
-        moved, sentences = unmoved(model)
+        moved, sentences = sigma_movement(model)
         found = Check(self.inputs, self.samples, moved, _snr(model), total, information, *scores, sentences)
         sentences += _differ(found) + _wide(found) + _few(found, drawn, labels) + _no_network(found, model)
         return replace(found, sentences=sentences)

@@ -15,7 +15,7 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes, in_memory
 from byov.data.printable import reason
 from byov.device import choose_device
-from byov.evaluation.check import check, formatted, unmoved
+from byov.evaluation.check import check, formatted, sigma_movement
 from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
 from byov.runs import Reading, open_run
@@ -44,7 +44,7 @@ def pretrain_lines(folder: Path) -> list[str]:
         run = _opened(folder)
         assert isinstance(run, Pretrained)
         if run.q is not None:
-            lines += [f"warning: {sentence}" for sentence in unmoved(run.q)[1]]
+            lines += [f"warning: {sentence}" for sentence in sigma_movement(run.q)[1]]
         if run.recipe.data.load("train").labels is None:
             data = " --data NAME (of labelled images)"
         else:

@@ -109,23 +109,20 @@ def predict_all(
     samples = run.reading.samples if run.posterior else None
     rows: list[dict[str, np.ndarray]] = []
     indices: list[int] = []
-    parts = []
     batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
     for batch in batches:
         if not rows and run.kind == "pretrain":
             advance("fitting the probe", 0, len(data))
             _ = run.predictor  # fitted on first use
         advance("predicting", len(indices), len(data))
-        prediction = _predicted(run, batch.images.float() / 255, samples)
-        rows.append(_columns(prediction))
-        parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
+        rows.append(_columns(_predicted(run, batch.images.float() / 255, samples)))
         indices += batch.indices.tolist()
         advance("predicting", len(indices), len(data))
     if not rows:
         first, why = _name(data, 0, root), batches.unreadable[0]
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    probabilities, spread = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    probabilities, spread = columns.pop("probabilities"), columns.pop("spread")
     classes = probabilities.shape[1]
     names = tuple(run.class_names or data.class_names)
     names = names if len(names) == classes else tuple(map(str, range(classes)))
@@ -137,15 +134,21 @@ def predict_all(
 
 
 def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
+    """Return the columns of `Predictions` for a batch, with "probabilities" and "spread"."""
     if not bool(prediction.mean.isfinite().all()):
         raise ValueError("The model's probabilities are not finite for some images.")
     confidence, predicted = prediction.mean.max(1)
     used = prediction.samples
     draws = used.cpu().numpy() if isinstance(used, Tensor) else np.full(len(predicted), used)
-    spread = prediction.std.gather(1, predicted[:, None])[:, 0]
-    found = (confidence, spread, *(getattr(prediction, name) for name in NUMBERS[2:]))
-    numbers = {name: values.cpu().numpy() for name, values in zip(NUMBERS, found, strict=True)}
-    return {"predicted": predicted.cpu().numpy(), **numbers, "draws": draws}
+    found = {
+        "probabilities": prediction.mean,
+        "spread": prediction.std,
+        "predicted": predicted,
+        "confidence": confidence,
+        "std": prediction.std.gather(1, predicted[:, None])[:, 0],
+        **{name: getattr(prediction, name) for name in NUMBERS[2:]},
+    }
+    return {**{name: values.cpu().numpy() for name, values in found.items()}, "draws": draws}
 
 
 def _predicted(run: Run, images: Tensor, samples: int | None) -> Prediction:

@@ -101,7 +101,7 @@ def curve(
     return found
 
 
-def orders(run: Run) -> tuple[By, ...]:
+def rankings_of(run: Run) -> tuple[By, ...]:
     """Return the rankings that a run allows; SNR needs a posterior."""
     return ("magnitude",) if run.q is None else ("snr", "magnitude")
 

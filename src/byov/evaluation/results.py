@@ -17,7 +17,7 @@ import torch
 
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
-from byov.evaluation.retrieval import without_labels
+from byov.evaluation.retrieval import label_free_scores
 from byov.evaluation.rows import Row, corruption_errors, evaluate, plan, shifts_for, strength_note, summarise
 from byov.evaluation.scores import conventions
 from byov.files import REAL, check_out, misfit, read_json, write_json
@@ -155,7 +155,7 @@ def evaluate_run(
         evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
     if isinstance(run, Pretrained) and unread:
         advance("scores without labels", len(rows), len(wanted))
-        results.representation = without_labels(run)
+        results.representation = label_free_scores(run)
         save()
     return results
 

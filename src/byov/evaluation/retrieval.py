@@ -95,7 +95,7 @@ def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tup
     return made.embeddings, found
 
 
-def without_labels(run: Pretrained) -> dict[str, Any]:
+def label_free_scores(run: Pretrained) -> dict[str, Any]:
     """Return R@1, and R-AUROC by measure, of a pretraining run, each with its error, for a results file.
 
     Measures are over draws, or over augmentations without a posterior.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
-from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, orders, reader
+from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, rankings_of, reader
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
 from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
@@ -65,7 +65,7 @@ def sweep_runs(
         raise ValueError("A sweep needs at least one sparsity.")
     reading = reading or Reading()
     run, other = _open_twins(path, twin, reading, names)
-    rankings: tuple[Ranking, ...] = (*orders(run), "random") if by is None else tuple(dict.fromkeys(by))
+    rankings: tuple[Ranking, ...] = (*rankings_of(run), "random") if by is None else tuple(dict.fromkeys(by))
     for sparsity in sparsities:
         for ranking in rankings:
             check(run.network, sparsity, ranking, scopes[0], get_args(Ranking))

@@ -16,9 +16,9 @@ from byov.data.shift import Shift
 from byov.evaluation import results
 from byov.evaluation.convergence import score_convergence
 from byov.evaluation.layers import layer_quantiles
-from byov.evaluation.pruning import curve, orders
+from byov.evaluation.pruning import curve, rankings_of
 from byov.evaluation.results import plain_json
-from byov.evaluation.retrieval import without_labels
+from byov.evaluation.retrieval import label_free_scores
 from byov.evaluation.rows import CLEAN, READINGS, Row, evaluate, plan, shifts_for
 from byov.evaluation.scores import main_scores
 from byov.files import read_json, write_json
@@ -38,7 +38,7 @@ KEYED, UNKEYED = ("samples", "limit", "split", "seed", "fit_samples"), ("root", 
 """Settings of the reading that the key of a cached part always or never holds; it holds others if not default."""
 CHOSEN = ("shift", "shifts", "severities", "left_out", "conventions")
 """Keys that may differ between two protocols whose common rows are equal."""
-NOTHING: dict[str, Any] = {"none": True}
+NOT_APPLICABLE: dict[str, Any] = {"none": True}
 """Stands for a part that does not apply to a run; cached too, so that it is not computed again."""
 
 
@@ -157,7 +157,7 @@ class Collector:
             run.evaluation = found[0]
         for part, make in PARTS.items():
             measured = self._part(part, make, self.compute)
-            if measured is not None and measured != NOTHING:
+            if measured is not None and measured != NOT_APPLICABLE:
                 parts[part] = measured
 
     def _part(self, name: str, make: Callable[[Run, Request], Any], compute: bool) -> Any:
@@ -166,7 +166,7 @@ class Collector:
         if found is None and compute:
             self.advance(f"{name} of {self.run.name}", 0, 1)
             made = make(self.opened, self.request)
-            found = self.cache.put(name, NOTHING if made is None else made)
+            found = self.cache.put(name, NOT_APPLICABLE if made is None else made)
         return found
 
     def _identity(self, run: Run, request: Request) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def pruning(run: Run, request: Request) -> list[dict[str, Any]]:
     def read(network: nn.Module) -> Tensor:
         return run.predictor.read(network, run.pixels)
 
-    curves = [curve(run, read, run.labels, by, SPARSITIES, "layer", request.bins) for by in orders(run)]
+    curves = [curve(run, read, run.labels, by, SPARSITIES, "layer", request.bins) for by in rankings_of(run)]
     return [{"scope": "layer", **each} for each in curves]
 
 
@@ -306,6 +306,6 @@ PARTS: dict[str, Callable[[Run, Request], Any]] = {
     "convergence": convergence,
     "pruning": pruning,
     "layers": lambda run, request: None if run.q is None else layer_quantiles(run.q),
-    "representation": lambda run, request: without_labels(run) if isinstance(run, Pretrained) else None,
+    "representation": lambda run, request: label_free_scores(run) if isinstance(run, Pretrained) else None,
 }
 """The parts besides the scores, and the functions that measure them."""

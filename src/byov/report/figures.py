@@ -154,10 +154,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
         whiskers = {"elinewidth": 0.9, "ecolor": "0.2"}
         bars.bar(at, heights, 0.92 * width, yerr=errors, color=colour, label=run, error_kw=whiskers)
         best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
-        curve = agreement.curve[best]
-        tenths = [100 * (k + 0.5) / len(curve) for k in range(len(curve))]
-        style: dict[str, Any] = {"color": colour, "marker": MARKERS[i], "markersize": 4, "linewidth": 1.3}
-        lines.plot(tenths, curve, label=f"{run}, {MEASURES.get(best, best)}", **style)
+        _plot_tenths(lines, agreement.curve[best], f"{run}, {MEASURES.get(best, best)}", i)
     some = next(iter(found.values()))
     lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
     lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
@@ -165,7 +162,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     bars.set_ylabel("Spearman with people's entropy")
     bars.axhline(0, color="0.3", linewidth=0.8)
     bars.legend()
-    lines.set(xlabel="images from the most to the least certain (%)", ylabel="people's entropy (nats)", xlim=(0, 100))
+    lines.set_ylabel("people's entropy (nats)")
     lines.set_ylim(bottom=0)
     lines.legend()
     for axes in (bars, lines):
@@ -305,11 +302,8 @@ def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
         bars.set(xlabel="R-AUROC", title=data)
         for i, each in enumerate(here.values()):
             measure = next((m for m in ORDER_MEASURES if m in each["curve"]), "negative_norm")
-            share = [100 * value for value in each["curve"][measure]]
-            tenths = [100 * (k + 0.5) / len(share) for k in range(len(share))]
-            style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-            side.plot(tenths, share, label=WITHOUT_LABELS[measure], markersize=4, linewidth=1.3, **style)
-        side.set(xlabel="images from the most to the least certain (%)", ylabel="R@1 (%)", xlim=(0, 100))
+            _plot_tenths(side, [100 * value for value in each["curve"][measure]], WITHOUT_LABELS[measure], i)
+        side.set_ylabel("R@1 (%)")
         side.legend()
         add_grid(side)
     foreign = {name: run["ood"] for name, run in found.items() if run["ood"]}
@@ -321,15 +315,26 @@ def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
     return made
 
 
+def _style(i: int) -> dict[str, Any]:
+    """Return the colour and the marker of model i."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+
+
+def _plot_tenths(axes: Axes, values: Sequence[float], label: str, i: int) -> None:
+    """Draw the means of `byov.evaluation.resampling.tenths` for model i."""
+    tenths = [100 * (k + 0.5) / len(values) for k in range(len(values))]
+    axes.plot(tenths, values, label=label, linewidth=1.3, **_style(i))
+    axes.set(xlabel="images from the most to the least certain (%)", xlim=(0, 100))
+
+
 def _dots(axes: Axes, readings: Sequence[Mapping[str, Sequence[float] | None]], labels: Sequence[str]) -> None:
     """Draw a point with its error for each measure and run; the dotted line is chance."""
     measures = [m for m in WITHOUT_LABELS if any(m in each for each in readings)]
     for i, (each, label) in enumerate(zip(readings, labels, strict=True)):
         there = [(k, *values) for k, m in enumerate(measures) if (values := each.get(m)) is not None]
         at = [k + 0.5 * ((i + 0.5) / len(readings) - 0.5) for k, *_ in there]
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         x, error = [v for _, v, _ in there], [e for _, _, e in there]
-        axes.errorbar(x, at, xerr=error, linestyle="none", markersize=4, elinewidth=0.9, label=label, **style)
+        axes.errorbar(x, at, xerr=error, linestyle="none", elinewidth=0.9, label=label, **_style(i))
     axes.axvline(0.5, color="0.4", linewidth=0.9, linestyle=":")
     axes.set_yticks(range(len(measures)), [WITHOUT_LABELS[m] for m in measures])
     axes.set_ylim(len(measures) - 0.5, -0.5)

@@ -57,8 +57,7 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    written = {"cell": cell, "signed": signed, "setting": setting, "count": count, "span": span, "day": day}
-    environment.filters |= {**written, "abbr": abbr, "hint": hint}
+    environment.filters |= {each.__name__: each for each in (abbr, cell, count, day, hint, setting, signed, span)}
     environment.globals |= {"MISSING": MISSING, "METRICS": METRICS}
     labels = [group["label"] for group in tree["groups"]]
     usual = " · ".join(labels[:4]) if labels else "Reproduced results"

@@ -70,7 +70,7 @@ def figure3(context: Context) -> Outcome:
     base, *others = histories
     comparisons = []
     for other in others:
-        sigma, snr = (apart(histories[base], histories[other], name) for name in ("sigma_mean", "snr_mean"))
+        sigma, snr = (log_ratio(histories[base], histories[other], name) for name in ("sigma_mean", "snr_mean"))
         near = "SNR is more alike, as in the paper" if snr < sigma else "SNR is not more alike than σ"
         if max(sigma, snr) < ALIKE:
             near = "both are alike; in the paper only SNR is"
@@ -98,11 +98,11 @@ def figure6(context: Context) -> Outcome:
     if first != last:
         heads = [layer for layer in histories[first].layers if layer.partition(".")[0] in PARTS]
         encoder = [layer for layer in histories[first].layers if layer not in heads]
-        sigma = apart(histories[first], histories[last], "sigma_mean")
+        sigma = log_ratio(histories[first], histories[last], "sigma_mean")
         comparisons.append(Comparison(f"mean σ of a layer, {first} to {last}, in decades", sigma))
         for words, layers in (("encoder's", encoder), ("heads'", heads)):
             if layers:
-                snr = apart(histories[first], histories[last], "snr_mean", layers)
+                snr = log_ratio(histories[first], histories[last], "snr_mean", layers)
                 verdict = "a small change, as in the paper" if snr < 0.3 else "more than twofold"
                 comparisons.append(Comparison(f"mean SNR of the {words} layers, likewise", snr, verdict=verdict))
     points = aggregation(list(histories.values()))
@@ -110,7 +110,7 @@ def figure6(context: Context) -> Outcome:
     return Outcome(data, comparisons, layers_figure(histories, ("snr_mean", "snr_max")), note)
 
 
-def apart(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> float:
+def log_ratio(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> float:
     """Return |log₁₀| of the ratio of two runs' final values, averaged over layers."""
     ends = []
     for history in (a, b):
