@@ -40,20 +40,20 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
     recipes = {"BYOL": recipe(False, epochs), "BYOV": recipe(True, epochs)}
     prepare_folder(report, kept=out is not None)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = out if out is not None else Path(scratch)
+        folders = {name: (out or Path(scratch)) / name.lower() for name in recipes}
         runs: dict[str, ProbedRun] = {}
         for name, settings in recipes.items():
             console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
-            start(settings, folder / name.lower())
-            runs[name] = probe_run(folder / name.lower(), samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
+            start(settings, folders[name])
+            runs[name] = probe_run(folders[name], samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
         console.print(probes({name: run.result for name, run in runs.items()}))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
         page = make_report(
-            [folder / name.lower() for name in runs],
+            list(folders.values()),
             report / "report.html",
             Request(Reading(DRAWS, fit_samples=FIT_DRAWS)),
             title="byov demo: BYOL and BYOV on digits",
-            names=[name.lower() for name in runs],
+            names=[folder.name for folder in folders.values()],
         )
         console.print(shift_table(page))
         reliability_figure(page, report / "reliability.png")

@@ -15,11 +15,11 @@ from byov.data.config import Like
 from byov.data.tables import features
 from byov.device import choose_device
 from byov.evaluation.predictions import find_images
-from byov.evaluation.regressions import predicted
+from byov.evaluation.regressions import open_table, predicted
 from byov.prediction import Prediction
-from byov.runs import Reading, Run, open_run, read_header
+from byov.runs import Reading, Run, open_run
 from byov.runs.header import is_table
-from byov.train.tabular import Regressor, Tabular, restore
+from byov.train.tabular import Regressor, Tabular
 
 
 class Opened:
@@ -123,8 +123,8 @@ def open(path: str | Path, device: str = "auto", trust: bool = False, **reading:
         run = byov.open("runs/bbb")
         run.predict("picture.jpg").mean, run.classes
     """
-    settings = Reading(device=choose_device(device), trust=trust, **reading)
+    place = choose_device(device)
+    settings = Reading(device=place, trust=trust, **reading)
     if is_table(str(path)):
-        header = read_header(path, ["table"]).trusted(trust)
-        return OpenedTable(*header.restored(restore, settings.device), settings)
+        return OpenedTable(*open_table(path, place, trust), settings)
     return Opened(open_run(path, settings))

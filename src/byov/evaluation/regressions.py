@@ -20,7 +20,7 @@ from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs import read_header
 from byov.runs.run import NO_NETWORK, digest, mean_is_no_network
-from byov.train.tabular import Regressor, held_out, restore
+from byov.train.tabular import Regressor, Tabular, held_out, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
@@ -75,6 +75,11 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     return Predicted(module.target_scale.restore(draws.double().cpu()), module.precision)
 
 
+def open_table(path: str | Path, device: torch.device, trust: bool) -> tuple[Regressor, Tabular, Like]:
+    """Open a run on a table: its module, its recipe, and the form of its rows."""
+    return read_header(path, ["table"]).trusted(trust).restored(restore, device)
+
+
 def evaluate_run(
     name: str,
     samples: int,
@@ -87,7 +92,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a run on the test rows of its split, at μ and under draws; write scores and protocol to `out`."""
     check_out(out, force)
-    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
+    module, recipe, like = open_table(name, device, trust)
     data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
@@ -121,7 +126,7 @@ def predict_run(
     if out.suffix != ".csv":
         raise ValueError(f"Predictions for a table are written as .csv, not as {out.name}.")
     check_out(out, force)
-    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
+    module, recipe, like = open_table(name, device, trust)
     X = features(data, like.channels, recipe.data.column, like.columns, like.target)
     found = predicted(module, like, X, samples, seed)
     if not found.std.isfinite().all():

@@ -15,18 +15,14 @@ from byov.ssl.registry import OBJECTIVES
 from byov.train.config import flatten
 from byov.train.run import FREE
 
-METHODS = {
-    ("pretrain", "none"): "BYOL",
-    ("pretrain", "gaussian"): "BYOV",
-    ("pretrain", "emp"): "BYOL, EMP",
-    ("pretrain", "ecmp"): "BYOL, ECMP",
-    ("train", "none"): "Point network",
-    ("train", "gaussian"): "Gaussian",
-    ("train", "dropout"): "Dropout",
-    ("train", "dropconnect"): "DropConnect",
-    ("train", "ensemble"): "Ensemble",
-    ("train", "emp"): "EMP",
-    ("train", "ecmp"): "ECMP",
+FAMILIES = {
+    "none": "Point network",
+    "gaussian": "Gaussian",
+    "dropout": "Dropout",
+    "dropconnect": "DropConnect",
+    "ensemble": "Ensemble",
+    "emp": "EMP",
+    "ecmp": "ECMP",
 }
 UNCOMPARED = {"train.seed", *FREE}
 """Settings that may differ within a group."""
@@ -120,19 +116,21 @@ def _key(run: ReportedRun) -> str:
 def method(run: ReportedRun) -> str:
     """Return the name of a run's method for the reader."""
     if run.config:
-        kind, family = run.kind or "", run.config["posterior"]["family"]
-        asked = run.config.get("ssl", {}).get("objective", "byol") if kind == "pretrain" else ""
-        return METHODS.get((kind, family), run.name) if asked in ("", "byol") else _learned_by(asked, family)
+        family = run.config["posterior"]["family"]
+        return FAMILIES.get(family, run.name) if run.kind == "train" else _pretrained(run, family)
     if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
         return "BYOV" if run.posterior else "BYOL"
     return run.name
 
 
-def _learned_by(objective: str, family: str) -> str:
-    """Return the name of a run without labels, for objectives other than BYOL."""
+def _pretrained(run: ReportedRun, family: str) -> str:
+    """Return the name of a run without labels: its objective and its family, or BYOV."""
+    objective = run.config.get("ssl", {}).get("objective", "byol")
+    if (objective, family) == ("byol", "gaussian"):
+        return "BYOV"
     kind = OBJECTIVES.get(objective)
     title = objective.rpartition(":")[2] if kind is None else kind.title
-    return title if family == "none" else f"{title}, {METHODS['train', family]}"
+    return title if family == "none" else f"{title}, {FAMILIES.get(family, family)}"
 
 
 def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:

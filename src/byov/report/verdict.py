@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import floor, log10
+from math import ceil, floor, log10
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score, twin
@@ -111,7 +111,7 @@ def rounded_up(points: float) -> str:
     if points <= 0:
         return "0"
     place = 1 - floor(log10(points))
-    return f"{-floor(-points * 10**place + 1e-9) / 10**place:.{max(0, place)}f}"
+    return f"{ceil(points * 10**place - 1e-9) / 10**place:.{max(0, place)}f}"
 
 
 def decide(first: Side, second: Side, score: str, clean: bool) -> Decision | None:

@@ -281,16 +281,11 @@ def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], p
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
-def figure4(context: Context) -> Outcome:
-    return _curves(context, SHOWN, TABLE4, RESNET)
-
-
-@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
-def figure5(context: Context) -> Outcome:
-    return _curves(context, SHOWN, TABLE6, PYRAMIDNET)
-
-
-@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
-def figure7(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)
+ALL_SHOWN = ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp")
+for _name, _methods, _paper, _place, _title in (
+    ("figure4", SHOWN, TABLE4, RESNET, "of ResNet-18 (CIFAR-100 for ImageNet)"),
+    ("figure5", SHOWN, TABLE6, PYRAMIDNET, "on CIFAR-100 (ResNet-18 for PyramidNet)"),
+    ("figure7", ALL_SHOWN, TABLE4, RESNET, "with and without a patched output layer (CIFAR-100 for ImageNet)"),
+):
+    _run = partial(_curves, methods=_methods, paper=_paper, place=_place)
+    experiment(f"patching/{_name}", f"Calibration curves {_title}")(_run)

@@ -9,6 +9,7 @@ const MEASURES = {
   nll: { name: "NLL", axis: "NLL, nats", show: (v) => `${number(v)} nats`, format: number },
   mutual_information: { name: "Mutual information", axis: "mutual information, nats", show: (v) => `${number(v)} nats`, format: number },
 };
+const conditionTitle = (where) => (where === "clean" ? "Clean images" : "Shifted images, all shifts together");
 const label = (group) => DATA.groups[group].label;
 const series = (id) => DATA.series.find((each) => each.id === id);
 
@@ -63,7 +64,7 @@ const FIGURES = {
       points: each.points.map(([coverage, risk]) => ({ x: coverage, y: risk, r: 0, tip: [`the ${percent(coverage, 0)} it is most confident about`, `${percent(risk)} are wrong`, `AURC ${percent(each.aurc)}`] })),
     }));
     return {
-      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together", describe: "The error rate among the images that a model is most confident about.",
+      title: conditionTitle(where), describe: "The error rate among the images that a model is most confident about.",
       x: { label: "images kept, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] }, y: { label: "errors among them, %", format: short }, series: lines,
     };
   },
@@ -93,7 +94,7 @@ const FIGURES = {
     }));
     const images = Object.values(found)[0].images;
     return {
-      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together",
+      title: conditionTitle(where),
       describe: `Accuracy against confidence in ${Object.values(found)[0].bins} bins of ${images.toLocaleString("en")} predictions per model; a calibrated model lies on the diagonal.`,
       x: { label: "confidence, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] },
       y: { label: "accuracy, %", domain: [0, 1], format: short },
