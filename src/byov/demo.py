@@ -57,7 +57,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
         )
         console.print(shift_table(page))
         reliability_figure(page, report / "reliability.png")
-        results["shift"] = {told["label"]: page["ood"]["values"][told["id"]] for told in page["series"]}
+        results["shift"] = {series["label"]: page["ood"]["values"][series["id"]] for series in page["series"]}
         results["pruning"] = {f"{each['label']}, {c['by']}": c for each in page["pruning"] for c in each["value"]}
         console.print(pruning_table(results["pruning"]))
         write_json(report / "results.json", results)
@@ -95,10 +95,10 @@ def shift_table(page: dict[str, Any]) -> Table:
     title = f"Linear probe on shifted digits (mean of severities {levels} of 5): ECE %, and AUROC by entropy"
     short = [shift.removeprefix("gaussian_").replace("_and_", "/").replace(ALL, "mean") for shift in shifts]
     cells = {}
-    for told in page["series"]:
-        found = ood["values"][told["id"]]
+    for series in page["series"]:
+        found = ood["values"][series["id"]]
         eces = [f"{100 * found['ece'][shift]['mean']:.1f}" for shift in shifts]
-        cells[told["label"]] = [*eces, f"{found['auroc_entropy'][ALL]['mean']:.3f}"]
+        cells[series["label"]] = [*eces, f"{found['auroc_entropy'][ALL]['mean']:.3f}"]
     return narrow_table(title, "model", (*short, "AUROC"), cells)
 
 
@@ -115,16 +115,16 @@ def reliability_figure(page: dict[str, Any], path: Path) -> None:
     figure, [panels] = canvas(9, 4.5, 1, 2, sharey=True)
     for axes, (where, diagrams) in zip(panels, page["calibration"].items(), strict=True):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for told in page["series"]:
-            seen = [point for point in diagrams[told["id"]]["points"] if point["count"] > 5]
-            at_mean = told["reading"] == "at_mean" and page["groups"][told["group"]]["posterior"]
+        for series in page["series"]:
+            seen = [point for point in diagrams[series["id"]]["points"] if point["count"] > 5]
+            at_mean = series["reading"] == "at_mean" and page["groups"][series["group"]]["posterior"]
             axes.plot(
                 [point["confidence"] for point in seen],
                 [point["accuracy"] for point in seen],
                 "o--" if at_mean else "o-",
-                color=COLOURS[told["group"]],
+                color=COLOURS[series["group"]],
                 markersize=3,
-                label=told["label"],
+                label=series["label"],
             )
         images = next(iter(diagrams.values()))["images"]
         axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"{where} digits ({images:,} predictions)")

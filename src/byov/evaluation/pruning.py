@@ -124,13 +124,13 @@ def prune_run(
     rounds: int = 0,
     epochs: int = 1,
     lr: float = 1e-3,
-    tell: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> nn.Module:
     """Prune a run's network, at once or in rounds of fine-tuning, write the result to a file, and return it."""
     part = Prunable(run)
     about = {"kind": run.kind, "network": part.name, "run": run.name, "sparsity": sparsity, "by": by, "scope": scope}
     if rounds:
-        net = _prune_in_rounds(run, sparsity, rounds, by, scope, epochs, lr, tell)  # type: ignore[arg-type]
+        net = _prune_in_rounds(run, sparsity, rounds, by, scope, epochs, lr, log)  # type: ignore[arg-type]
         about |= {"rounds": rounds, "epochs": epochs, "lr": lr, "seed": run.reading.seed}
     elif groups:
         net = part.kept(prune_groups(run.network, sparsity, sparsity, by, scope, part.blocks))  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def prune_run(
 
 
 def _prune_in_rounds(
-    run: Run, sparsity: float, rounds: int, by: By, scope: Scope, epochs: int, lr: float, tell: Callable[[str], Any]
+    run: Run, sparsity: float, rounds: int, by: By, scope: Scope, epochs: int, lr: float, log: Callable[[str], Any]
 ) -> nn.Module:
     if run.kind != "train":
         raise ValueError("Fine-tuning needs an output layer: only runs of byov train can be pruned in rounds.")
@@ -156,7 +156,7 @@ def _prune_in_rounds(
     def report(step: float, net: nn.Module) -> None:
         assert test.labels is not None
         top1 = metrics.accuracy(read(net), test.labels).item()
-        tell(f"{100 * step:5.1f} % zeros, fine-tuned: top-1 {100 * top1:.2f} %")
+        log(f"{100 * step:5.1f} % zeros, fine-tuned: top-1 {100 * top1:.2f} %")
 
     where = Prunable(run).where
     return prune_gradually(run.network, fine_tune, sparsity, rounds, by, scope, where, report=report).cpu()

@@ -210,8 +210,8 @@ def representation(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for run in group.runs:
             value = run.parts.get("representation") or (run.evaluation or {}).get("representation")
             if value:
-                told = {WITHOUT_LABELS.get(name, name): pair for name, pair in value["r_auroc"].items()}
-                found.append({"group": i, "run": run.name, "value": {**value, "r_auroc": told}})
+                by_name = {WITHOUT_LABELS.get(name, name): pair for name, pair in value["r_auroc"].items()}
+                found.append({"group": i, "run": run.name, "value": {**value, "r_auroc": by_name}})
                 break
     return found
 
@@ -277,8 +277,8 @@ def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         result = file["result"] if isinstance(file["result"], dict) else {}
         single = {key: value for key, value in flatten(result).items() if isinstance(value, int | float | str)}
         curves = result if file["what"] == "convergence" else {}
-        told = {"what": file["what"], "file": file["file"], "figure": file["figure"]}
-        found.append({**told, "numbers": single, "curves": curves})
+        about = {name: file[name] for name in ("what", "file", "figure")}
+        found.append({**about, "numbers": single, "curves": curves})
     return found
 
 

@@ -178,8 +178,8 @@ def verdict(groups: Sequence[Group]) -> dict[str, Any]:
     random = [each for each in judged if each.posterior]
     if points:
         pairs = [(twin(each, points), each) for each in random]
-        told = [each for pair in pairs for each in pair] or points[:1]
-        pairs += [(points[0], each) for each in points if each not in told]
+        paired = [each for pair in pairs for each in pair] or points[:1]
+        pairs += [(points[0], each) for each in points if each not in paired]
     else:
         pairs = [(random[0], each) for each in random[1:]]
     comparisons = [compare(Side(base, base.best), Side(other, other.best)) for base, other in pairs]
@@ -217,7 +217,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
     if reason:
         found["answer"] = f"They cannot be compared: they were measured with different values of {reason}."
         return found
-    told: dict[bool, Decision] = {}
+    decisions: dict[bool, Decision] = {}
     for clean in (True, False):
         for score, (name, unit) in SCORES.items():
             decision = decide(first, second, score, clean)
@@ -229,10 +229,10 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
                 row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)
             if score == "ece":
-                told[clean] = decision
+                decisions[clean] = decision
                 found["sentences"].append(_sentence(first, second, decision, clean))
-    found["answer"] = _answer({clean: decision.word for clean, decision in told.items()})
-    found["notes"] = list(_notes(first, second, told))
+    found["answer"] = _answer({clean: decision.word for clean, decision in decisions.items()})
+    found["notes"] = list(_notes(first, second, decisions))
     return found
 
 
@@ -262,15 +262,15 @@ def _spelled(side: Side, clean: bool) -> str:
 def _sentence(first: Side, second: Side, decision: Decision, clean: bool) -> str:
     where = f"On {second.images:,} clean {second.protocol['data']['name']} images" if clean else "Under shift"
     ours, theirs = (_spelled(side, clean) for side in (second, first))
-    names = [f"{told['label']} {told['reading']}".strip() for told in (_about(second), _about(first))]
+    names = [f"{side['label']} {side['reading']}".strip() for side in (_about(second), _about(first))]
     change = f"{100 * decision.gap.value:+.2f}".replace("-", "−")
     reach = f"; {decision.reach}" if decision.reach else ""
     return f"{where} the ECE is {ours} for {names[0]}, {theirs} for {names[1]}: {change} points{reach}."
 
 
-def _notes(first: Side, second: Side, told: dict[bool, Decision]) -> Iterator[str]:
+def _notes(first: Side, second: Side, decisions: dict[bool, Decision]) -> Iterator[str]:
     """Yield notes on the limits of a comparison."""
-    over = {decision.gap.over for decision in told.values()}
+    over = {decision.gap.over for decision in decisions.values()}
     counts = [len(side.group.evaluated) for side in (first, second)]
     alone = first.group is second.group
     if "seeds" in over:
@@ -285,6 +285,6 @@ def _notes(first: Side, second: Side, told: dict[bool, Decision]) -> Iterator[st
         )
     if None in over:
         yield "With one run on a side and no records of single images, the noise is unknown: add seeds."
-    if True in told and told[True].few:
+    if True in decisions and decisions[True].few:
         wrong = " and ".join(str(side.wrong) for side in (second, first))
         yield f"Of {second.images:,} clean images, {wrong} are misclassified: too few to compare the two."

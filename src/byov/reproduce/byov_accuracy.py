@@ -81,8 +81,8 @@ def compare(
     if "normal" in grid and "teacher-normal" in grid:
         first, third = (max(grid[p].values(), key=lambda s: s["top1"][0]) for p in ("normal", "teacher-normal"))
         gain, error = gained(third, first, "top1")
-        told = "worse, as in the paper" if gain < -2 * error else "not clearly worse, unlike in the paper"
-        rows.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, told))
+        words = "worse, as in the paper" if gain < -2 * error else "not clearly worse, unlike in the paper"
+        rows.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, words))
     if own and drawn:
         rows.append(_row(f"N(0, I): top-1 gained by {DRAWS} draws (the paper: β = 0.3)", drawn, own, "top1", MC_GAIN))
     return rows

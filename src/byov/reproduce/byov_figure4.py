@@ -198,12 +198,12 @@ def signs(relative: list[dict[str, Any]]) -> list[Comparison]:
         better, name = row["shift"] not in WORSE, row["shift"].replace("_", " ")
         for score, words in (("ece", "ECE"), ("reliability", "reliability")):
             same = (row[score] > 0) == better
-            told = f"paper: {'better' if better else 'worse'}; {'same' if same else 'other'} direction"
+            verdict = f"paper: {'better' if better else 'worse'}; {'same' if same else 'other'} direction"
             theirs = PAPER.get((row["shift"], score))
-            rows.append(Comparison(f"{words} of BYOL minus BYOV, {name}", row[score], theirs, verdict=told))
+            rows.append(Comparison(f"{words} of BYOL minus BYOV, {name}", row[score], theirs, verdict=verdict))
             agreeing, count = agreeing + same, count + 1
-    told = "all signs as in the paper" if agreeing == count else "not all signs as in the paper"
-    return [*rows, Comparison(f"signs that agree, of {count}", agreeing, count, verdict=told)]
+    verdict = "all signs as in the paper" if agreeing == count else "not all signs as in the paper"
+    return [*rows, Comparison(f"signs that agree, of {count}", agreeing, count, verdict=verdict)]
 
 
 def sparser_by(curves: list[dict[str, Any]], more: float) -> tuple[float, float]:

@@ -148,10 +148,10 @@ def figure1b(context: Context) -> Outcome:
     found = {"": linear, " of logarithms": log}
     comparisons = []
     for words, a in found.items():
-        told = _sign_in_words(a.pearson, a.pearson_error, "positive, as in the paper")
-        comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, told))
-    told = "positive" if log.spearman > 3 * log.spearman_error else "indistinguishable from 0"
-    comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, told))
+        verdict = _sign_in_words(a.pearson, a.pearson_error, "positive, as in the paper")
+        comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, verdict))
+    verdict = "positive" if log.spearman > 3 * log.spearman_error else "indistinguishable from 0"
+    comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, verdict))
     for words, a in found.items():
         share = a.fit.coverage["0.5"]
         verdict = "as a Gaussian" if abs(share - 0.5) < 0.1 else "not a Gaussian"
@@ -224,8 +224,8 @@ def humans(context: Context) -> Outcome:
     for name, agreement in found.items():
         comparisons.append(Comparison(f"{name}: accuracy", agreement.accuracy))
         for measure, (value, error) in agreement.spearman.items():
-            told = "uncertain where people are" if value > 3 * error else "indistinguishable from 0"
-            comparisons.append(Comparison(f"{name}: Spearman, {MEASURES[measure]}", value, None, error, told))
+            verdict = "uncertain where people are" if value > 3 * error else "indistinguishable from 0"
+            comparisons.append(Comparison(f"{name}: Spearman, {MEASURES[measure]}", value, None, error, verdict))
     some = next(iter(found.values()))
     note = (
         f"{some.images:,} test images, {100 * some.contested:.1f} % contested (a fifth of people or more chose another"

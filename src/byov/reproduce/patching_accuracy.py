@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from byov.evaluation.scores import PAPER_MIN_COUNT
 from byov.report.drawing import canvas, styled
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
-from byov.reproduce.patching_runs import METHODS, Readings, beside, in_rows, label, readings, row
+from byov.reproduce.patching_runs import METHODS, Readings, in_rows, label, matching, readings, row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = tuple[float, float, float, float]
 
-SHOWN = ("vanilla", "dropout", "emp", "ecmp")
+SHOWN: tuple[str, ...] = ("vanilla", "dropout", "emp", "ecmp")
 COLUMNS = {"top5": "top-5 %", "top1": "top-1 %", "ece": "ECE %", "mce": "MCE %"}
 TABLE4: dict[str, Row] = {  # top-5, top-1, ECE and MCE in per cent
     "emp": (87.2, 67.0, 3.91, 6.83),
@@ -119,7 +119,7 @@ def table(
 def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
     """Compare with the claim that a method is better calibrated than vanilla and no less accurate."""
     rows = []
-    for method in beside(found, ("ecmp", "emp", "dropout")):
+    for method in matching(found, ("ecmp", "emp", "dropout")):
         name, theirs = label(found, method), paper[row(found, method)]
         ratio, its = score_of(found, method, "ece") / score_of(found, "vanilla", "ece"), theirs[2] / paper["vanilla"][2]
         rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, its, verdict=holds(ratio < 1, its < 1)))
@@ -181,7 +181,7 @@ def gains(found: Readings, method: str) -> list[Comparison]:
 def _by_number_of_draws(context: Context, methods: tuple[str, ...]) -> Outcome:
     """Compare all scores of one method at each S, or the gains from draws of several methods."""
     found = readings(context, in_rows(("vanilla", *methods)))
-    shown = beside(found, methods)
+    shown = matching(found, methods)
     if missing := [METHODS[name].label for name in methods if name not in {row(found, each) for each in shown}]:
         raise ValueError(f"There is no reading of {' or '.join(missing)}.")
     rows: list[Comparison] = []
@@ -269,23 +269,23 @@ def draw_curves(found: Readings, methods: Sequence[str]) -> Figure:
 
 def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], place: str) -> Outcome:
     found = readings(context, in_rows(methods))
-    shown = beside(found, methods)
+    shown = matching(found, methods)
     rows = []
     for name in shown:
         ours, theirs = 100 * score_of(found, name, "ece"), paper[row(found, name)][2]
         better = (ours < 100 * score_of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])
-        told = f"{'' if better else 'not '}better calibrated than vanilla"
-        verdict = "" if name == "vanilla" else told
+        words = f"{'' if better else 'not '}better calibrated than vanilla"
+        verdict = "" if name == "vanilla" else words
         rows.append(Comparison(f"{label(found, name)}: ECE %", ours, theirs, verdict=verdict))
     curves = {name: dict(zip(("confidence", "accuracy"), curve(found[name]), strict=True)) for name in shown}
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-ALL_SHOWN = ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp")
-for _name, _methods, _paper, _place, _title in (
+ALL_SHOWN: tuple[str, ...] = ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp")
+for _name, _shown, _paper, _place, _title in (
     ("figure4", SHOWN, TABLE4, RESNET, "of ResNet-18 (CIFAR-100 for ImageNet)"),
     ("figure5", SHOWN, TABLE6, PYRAMIDNET, "on CIFAR-100 (ResNet-18 for PyramidNet)"),
     ("figure7", ALL_SHOWN, TABLE4, RESNET, "with and without a patched output layer (CIFAR-100 for ImageNet)"),
 ):
-    _run = partial(_curves, methods=_methods, paper=_paper, place=_place)
+    _run = partial(_curves, methods=_shown, paper=_paper, place=_place)
     experiment(f"patching/{_name}", f"Calibration curves {_title}")(_run)

@@ -11,7 +11,7 @@ from byov.metrics import functional as metrics
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 from byov.reproduce.patching_accuracy import about, holds
 from byov.reproduce.patching_reading import PROTOCOL
-from byov.reproduce.patching_runs import Readings, beside, in_rows, label, readings, row
+from byov.reproduce.patching_runs import Readings, in_rows, label, matching, readings, row
 
 
 def _table_of(text: str) -> dict[str, dict[str, float]]:
@@ -75,8 +75,8 @@ def compare(found: Readings, errors: dict[str, list[dict[str, Any]]], key: str, 
         theirs = paper.get(row(found, method), {})
         known = [e[key] for e in each if e[key] is not None]
         if known:
-            ours, told = mean(known), row(found, method) in ("emp", "ecmp")
-            verdict = holds(ours < 100, theirs[""] < 100) if told else ""
+            ours, claimed = mean(known), row(found, method) in ("emp", "ecmp")
+            verdict = holds(ours < 100, theirs[""] < 100) if claimed else ""
             name = f"{label(found, method)}: {words} %"
             rows.append(Comparison(name, ours, theirs.get(""), standard_error(known), verdict))
         for corruption in CORRUPTIONS if method != "vanilla" else ():
@@ -93,7 +93,7 @@ def compare(found: Readings, errors: dict[str, list[dict[str, Any]]], key: str, 
 
 def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: dict[str, dict[str, float]]) -> Outcome:
     found = readings(context, None if methods is None else in_rows(methods))
-    shown = list(found) if methods is None else beside(found, methods)
+    shown = list(found) if methods is None else matching(found, methods)
     errors = {method: corruption_errors(found, method) for method in shown}
     how = PROTOCOL[context.scale]
     images = (

@@ -174,7 +174,7 @@ def row(found: Readings, method: str) -> str:
     return found[method][0]["row"]
 
 
-def beside(found: Readings, rows: Iterable[str]) -> list[str]:
+def matching(found: Readings, rows: Iterable[str]) -> list[str]:
     """Return the methods that are compared with these rows of the paper, in the order of the rows."""
     return [method for wanted in rows for method in found if row(found, method) == wanted]
 
