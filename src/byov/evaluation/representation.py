@@ -107,17 +107,18 @@ def representation_uncertainty(
         raise ValueError("The network has no posterior to draw from; use over='augmentations'.")
     if options.get("device") is None:
         options["device"] = encoder.device
-    parts = _parts(model, encoder)
-    moments = {stage: (Moments("regression"), Moments("regression")) for stage in parts}
-    with _weights(encoder, list(parts.values())) as write:
+    stages = _parts(model, encoder)
+    parts = list(stages.values())
+    moments = {stage: (Moments("regression"), Moments("regression")) for stage in stages}
+    with _weights(encoder, parts) as write:
         write(None)
         (embeddings,) = stage_outputs([encoder.module], images, **options)
         if over == "draws" and encoder.posterior is not None:
             noise = encoder.posterior.noise
-            moved = _drawn(list(parts.values()), images, draws, lambda: write(noise(generator)), options)
+            moved = _drawn(parts, images, draws, lambda: write(noise(generator)), options)
         else:
             views = views or getattr(model, "views", None) or Views()
-            moved = _augmented(list(parts.values()), images, draws, generator, views, options)
+            moved = _augmented(parts, images, draws, generator, views, options)
         for outputs in moved:
             for (whole, unit), output in zip(moments.values(), outputs, strict=True):
                 whole.update(output[None])
