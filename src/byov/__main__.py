@@ -4,11 +4,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command, or say in one sentence that what it is written with is not installed."""
+    """Run the command, or say in one sentence which dependency is missing."""
     try:
         from byov.cli import main
     except ModuleNotFoundError as error:
-        print(f"byov: the command needs {error.name}: pip install torch-byov installs all it needs.", file=sys.stderr)
+        print(f"byov: this needs {error.name}: pip install torch-byov installs all dependencies.", file=sys.stderr)
         sys.exit(2)
     main()
 

@@ -1,4 +1,4 @@
-"""`byov …`: the verbs, and how bad input is told: one clear sentence and exit status 2, never a traceback."""
+"""`byov …`: the commands. Bad input ends with one clear sentence and exit status 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -52,34 +52,34 @@ def byov(
     """Bring your own variance: a posterior over the weights of any PyTorch network."""
 
 
-for verb in VERBS:  # whose modules are short: each imports what it works with when it is called
+for verb in VERBS:  # these modules import little: each imports its dependencies when it is called
     app.command(verb)(import_module(f"byov.commands.{verb}").command)
 
 
 def main() -> None:
-    """Run the command: what the user can mend ends in a sentence, what is our fault in a traceback."""
+    """Run the command: errors that the user can fix end in a sentence, bugs in a traceback."""
     try:
         _check_words(sys.argv)
         app()
     except (ValueError, TypeError, OSError) as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(2)
-    except ModuleNotFoundError as error:  # by those who install a part of what it depends on
+    except ModuleNotFoundError as error:  # if only some dependencies are installed
         if (error.name or "byov").startswith("byov"):
             raise
-        _tell(ValueError(f"This needs {error.name}: pip install torch-byov installs all that the command needs."))
+        _print_error(ValueError(f"This needs {error.name}: pip install torch-byov installs all dependencies."))
         sys.exit(2)
     except Diverged as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(1)
     except Stopped as stop:
         if first_process():
             Console(stderr=True).print(str(stop), markup=False, highlight=False, soft_wrap=True)
         sys.exit(0)
-    except RuntimeError as error:  # torch's only word for it
-        if not _memory(error):
+    except RuntimeError as error:  # torch has no other type for it
+        if not _out_of_memory(error):
             raise
-        _tell(error, "it did not fit into memory: take fewer at a time (--set train.batch=…, or --batch-size).")
+        _print_error(error, "Out of memory: use a smaller batch (--set train.batch=…, or --batch-size).")
         sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("byov: interrupted")
@@ -87,29 +87,31 @@ def main() -> None:
 
 
 def _check_words(words: list[str]) -> None:
-    """Refuse an empty word: it is a variable that nobody has set, and would be taken for the current folder."""
+    """Raise on an empty argument: it usually comes from an unset variable, and would mean the current folder."""
     for before, word in pairwise(words):
         if not word.strip():
             raise ValueError(
-                f"There is an empty argument after {before}: leave it out, or set the variable it is from."
+                f"There is an empty argument after {before}: leave it out, or set the variable that it comes from."
             )
 
 
-def _memory(error: RuntimeError) -> bool:
-    """Tell whether the memory of a device, or of the machine, was too small."""
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Return whether a device, or the machine, ran out of memory."""
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
-def one_line(text: str) -> str:
-    """Spell out line breaks, and whatever else a terminal would obey: a path may hold anything."""
+def escaped(text: str) -> str:
+    """Escape line breaks and control characters, which a path may contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell(error: Exception, instead: str | None = None) -> None:
-    """Print the sentence, on stderr and word for word: what looks like rich's markup may be part of a path."""
+def _print_error(error: Exception, instead: str | None = None) -> None:
+    """Print the sentence verbatim to stderr: text that looks like rich markup may be part of a path."""
     if not first_process():
         return
     sentence = str(error).strip() if instead is None else instead
-    if isinstance(error, OSError) and error.filename is not None:  # from the system: "[Errno 20] Not a directory: 'x'"
+    if (
+        isinstance(error, OSError) and error.filename is not None
+    ):  # from the system, such as "[Errno 20] Not a directory: 'x'"
         sentence = f"{error.filename}: {error.strerror}."
-    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), one_line(sentence)), soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("byov: ", "bold red"), escaped(sentence)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Count the parameters of each family and the networks it can draw: Tables 1 and 3 of the patching paper."""
+"""Count the parameters of each family, and how many networks it can draw: Tables 1 and 3 of the patching paper."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLACES = ("all", "norm+output", "norm", "output")
 class Row:
     """One family on one part of a network.
 
-    `base ** exponent` is the effective ensemble size, exactly: how many networks the family can draw. A Gaussian draws
-    from a continuum, and both are None.
+    `base ** exponent` is the exact effective ensemble size: the number of networks that the family can draw. Both are
+    None for a Gaussian, which draws from a continuum.
     """
 
     family: str
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def ensemble_size(self) -> str:
-        """Return the effective size as a power, e.g. 5^21; ∞ for a continuum."""
+        """Return the effective size as a power, such as 5^21; ∞ for a continuum."""
         if self.base is None or self.exponent is None:
             return "∞"
         return f"{self.base}^{self.exponent:,}" if self.exponent > 1 else str(self.base**self.exponent)
@@ -47,20 +47,19 @@ class Row:
 def overhead(net: nn.Module, k: int = 5, on: str | None = None) -> list[Row]:
     """Count the parameters of `net` under every family with K = `k`, the plain network first.
 
-    Nothing of K times the network's size is made: each family says what it would learn on the meta device. `net` may
-    live there itself.
+    Nothing is allocated: the families are built on the meta device, where `net` may be too.
 
     Args:
-        net: any network; its tied parameters count once.
-        k: the components of EMP, ECMP and the explicit ensemble.
-        on: where every family goes: "all" trainable parameters, "norm+output", "norm" or "output" layers, or what a
-            glob on the parameters' names matches, such as "*lora_*" for a PEFT network's adapters. By default each is
-            where the paper has it: EMP and ECMP on norm+output (and, in rows of their own, on the norms alone), the
-            others on all.
+        net: any network; tied parameters count once.
+        k: the number of components of EMP, ECMP and the explicit ensemble.
+        on: where every family is placed: "all" trainable parameters, "norm+output", "norm" or "output" layers, or the
+            parameters whose names match a glob, such as "*lora_*" for the adapters of a PEFT network. The default
+            follows the paper: EMP and ECMP on norm+output (and, in separate rows, on the norms alone), the others on
+            all.
     """
     if on is not None and on not in PLACES and "*" not in on:
         named = f"{', '.join(PLACES[:-1])} or {PLACES[-1]}"
-        raise ValueError(f"A posterior goes on a glob such as '*lora_*', {named}, not {on!r}.")
+        raise ValueError(f"A posterior is placed on a glob such as '*lora_*', {named}, not {on!r}.")
     found = list(occurrences(net))
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p, _ in found):
         raise ValueError("The network has lazy parameters without a shape: call it once before counting.")
@@ -95,7 +94,7 @@ def _rules(net: nn.Module, family: Family, place: str) -> Rules:
 
 
 def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:
-    """Return how many values each assignment Z of equation (1) has, and how many assignments there are."""
+    """Return the number of values of each assignment Z in equation (1), and the number of assignments."""
     match family:
         case Ensemble():
             return family.k, 1
@@ -111,29 +110,25 @@ def _choices(family: Family, layout: Layout) -> tuple[int | None, int | None]:
 
 
 def build(name: str, classes: int | None = None) -> nn.Module:
-    """Build the network called `name`, without memory for its weights where its construction allows that."""
+    """Build a network by name, on the meta device if its constructor allows that."""
     try:
         with torch.device("meta"):
             return _create(name, classes)
-    except NotImplementedError:  # torchvision's RegNets compute with a tensor while they are built
+    except NotImplementedError:  # torchvision's RegNets compute with tensors in their constructor
         return _create(name, classes)
 
 
 def _create(name: str, classes: int | None) -> nn.Module:
     from byov import models
 
-    own: dict[str, Callable[..., nn.Module]] = {
-        "pyramidnet": models.pyramidnet,
-        "cifar_resnet18": models.cifar_resnet18,
-        "table3_mlp": models.table3_mlp,
-    }
-    if name in own:
-        return own[name](classes=classes) if classes else own[name]()
+    paper: dict[str, Callable[..., nn.Module]] = {"pyramidnet": models.pyramidnet, "table3_mlp": models.table3_mlp}
+    if name in paper:
+        return paper[name](classes=classes) if classes else paper[name]()
     return models.create(name, classes or _usual_classes(name))
 
 
 def _usual_classes(name: str) -> int:
-    """Return the classes a network usually has: CIFAR's, else those timm trained it on, else ImageNet's."""
+    """Return a network's usual number of classes: CIFAR's, otherwise that of timm's weights, otherwise ImageNet's."""
     import timm
 
     bare = name.rpartition(":")[2]

@@ -60,7 +60,7 @@ def test_the_demo_keeps_what_it_shows_and_loses_nothing(
         assert picture.size == (1350, 675)
 
     before = contents(out)
-    refusal = f"byov: {out} holds a demo already (byol): choose another --out.\n"
+    refusal = f"byov: {out} already holds a demo (byol): choose another --out.\n"
     assert call("demo", "--out", out, "--epochs", 1) == (2, "", refusal)
     assert contents(out) == before
 

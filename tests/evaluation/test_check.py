@@ -11,7 +11,7 @@ from small_networks import NETWORKS, seeded
 from torch import Tensor, nn
 
 import byov
-from byov.evaluation.check import DIFFER, MOVED, unmoved
+from byov.evaluation.check import DIFFER, MOVED, sigma_movement
 from byov.metrics import functional as metrics
 
 
@@ -117,12 +117,12 @@ def test_a_posterior_that_works_is_told_nothing() -> None:
 
 def test_sigma_has_moved_by_half_of_what_its_log_variance_has() -> None:
     model = byov.bayesianize(classifier(), {"0.*": byov.Gaussian(-4.0), "*": byov.Gaussian(-6.0)})
-    assert unmoved(model)[0] == pytest.approx(0.0, abs=1e-6)
-    assert "σ has not moved" in unmoved(model)[1][0]
+    assert sigma_movement(model)[0] == pytest.approx(0.0, abs=1e-6)
+    assert "σ has not moved" in sigma_movement(model)[1][0]
     for factor in model.factors:
         factor.get_parameter("log_var").data.sub_(1.5)
-    assert unmoved(model) == (pytest.approx(0.75), ())
-    assert unmoved(byov.bayesianize(classifier(), byov.EMP(2))) == (None, ())
+    assert sigma_movement(model) == (pytest.approx(0.75), ())
+    assert sigma_movement(byov.bayesianize(classifier(), byov.EMP(2))) == (None, ())
 
 
 def test_a_relative_start_is_known_up_to_the_weights_own_way() -> None:
@@ -130,18 +130,18 @@ def test_a_relative_start_is_known_up_to_the_weights_own_way() -> None:
     model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
     factor = model.factors[0]
     factor.get_parameter("mean").data.mul_(1.9)
-    value, sentences = unmoved(model)
+    value, sentences = sigma_movement(model)
     assert value == pytest.approx(0.0, abs=1e-5)
     assert len(sentences) == 1
     rho = factor.get_parameter("log_var")
     rho.data.add_(4.0)  # log σ by 2, less log 1.9 of the scale, less the factor of two that is granted
-    assert unmoved(model)[0] == pytest.approx(2.0 - log(1.9) - log(2.0), abs=1e-4)
+    assert sigma_movement(model)[0] == pytest.approx(2.0 - log(1.9) - log(2.0), abs=1e-4)
     model = byov.bayesianize(classifier(), byov.Gaussian(relative=0.1))
     rho = model.factors[0].get_parameter("log_var")
     rho.data.add_(torch.randn(rho.shape, generator=seeded()))
-    assert unmoved(model)[0] == pytest.approx(0.5 * 0.674, rel=0.3)  # the median of |N(0, ½)|
-    assert unmoved(model)[0] > MOVED
-    assert unmoved(model)[1] == ()
+    assert sigma_movement(model)[0] == pytest.approx(0.5 * 0.674, rel=0.3)  # the median of |N(0, ½)|
+    assert sigma_movement(model)[0] > MOVED
+    assert sigma_movement(model)[1] == ()
 
 
 def test_each_warning_is_given_where_it_belongs_and_nowhere_else() -> None:
@@ -171,7 +171,7 @@ def test_a_mean_that_is_no_network() -> None:
     found = byov.check(model, x, net(x).argmax(1), samples=8)
     assert found.under_draws is not None
     assert found.under_draws["top1"] == 1.0
-    assert told(found, "The mean is no network that the draws agree with")
+    assert told(found, "The mean network disagrees with the draws")
 
 
 # What it does not take
@@ -182,14 +182,14 @@ def test_bad_input_is_one_sentence() -> None:
     for arguments, kind, words in (
         ((x, y, 1), ValueError, "at least two, not samples=1"),
         (([],), ValueError, "The loader is empty"),
-        ((x, y.float()), ValueError, "a class number for each of 300 predictions"),
-        ((x, y[:5]), ValueError, "a class number for each of 300 predictions"),
-        (([x], y), ValueError, "a loader gives its own"),
+        ((x, y.float()), ValueError, "a class index for each of 300 predictions"),
+        ((x, y[:5]), ValueError, "a class index for each of 300 predictions"),
+        (([x], y), ValueError, "a loader must yield"),
         ((3,), TypeError, "a pair .x, y. or a loader, not int"),
     ):
         with pytest.raises(kind, match=words):
             byov.check(model, *arguments)
-    with pytest.raises(TypeError, match=r"^check asks what a posterior does, and Sequential has none: .*first\.$"):
+    with pytest.raises(TypeError, match=r"^check needs a posterior, and Sequential has none: .*first\.$"):
         byov.check(classifier(), x)
 
 
@@ -217,7 +217,7 @@ def test_tasks_with_classes_are_checked_and_others_refused() -> None:
     right = (logits.argmax(2) == labels).float()[:, 0]
     assert part.at_mean["top1"] == pytest.approx(float(right.mean()))  # type: ignore[index]
     assert byov.check(tokens, x, labels[:, 0], output="half").inputs == 20
-    with pytest.raises(ValueError, match=r"check reads probabilities of classes: .* not 'regression'"):
+    with pytest.raises(ValueError, match=r"check needs class probabilities: .* not 'regression'"):
         byov.check(single, x, task="regression")
     outer = nn.Sequential(nn.Linear(6, 6), byov.bayesianize(nn.Linear(6, 3), byov.Gaussian(-2.0)))
     expected = outer.eval()(x).softmax(1)

@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_a_sentence(call: Any, tmp_path: Path, monkeypatc
     np.savez(tmp_path / "bare.npz", train_images=images)
     more = ("train.batch=32", f"data.name=npz:{tmp_path / 'bare.npz'}")
     out, _ = made(call, "pretrain", tmp_path / "bare", *SMALL, *more)
-    assert out.splitlines()[-1].endswith("--data NAME, of labelled images")
+    assert out.splitlines()[-1].endswith("--data NAME (of labelled images)")
     assert "No scores" not in out
     shutil.rmtree(tmp_path / "run")
     assert train_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")

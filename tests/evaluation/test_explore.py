@@ -29,7 +29,7 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     written = {path.name for path in tmp_path.iterdir()}
     there = ("layers", "convergence", "noise", "alignment", "gallery", "representation")
     assert written == {f"{name}.{kind}" for name in there for kind in ("json", "png", "svg")}
-    assert "humans is left out: People's votes are at hand for CIFAR-10 only" in out
+    assert "humans is left out: People's votes are available only for CIFAR-10" in out
 
     content = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in there}
     assert set(content["layers"]["result"]) == {"byov", "bbb"}  # BYOL has no posterior
@@ -72,7 +72,7 @@ def test_a_representation_is_read_beside_foreign_images(runs: Path, call: Any, t
         assert {name: read["images"] for name, read in each["data"].items()} == {"digits": 40, "npz:noise": 30}
         assert set(each["ood"]["npz:noise"]) == set(each["data"]["digits"]["r_auroc"])
     made = EXPLORED["representation"](content["result"])
-    assert [axes.get_title() for axes in made.axes] == ["digits", "", "npz:noise", "npz:noise from digits"]
+    assert [axes.get_title() for axes in made.axes] == ["digits", "", "npz:noise", "npz:noise against digits"]
 
 
 def test_people_are_compared_with_what_it_knows_without_labels(tmp_path: Path) -> None:
@@ -101,21 +101,21 @@ def test_people_are_compared_with_what_it_knows_without_labels(tmp_path: Path) -
 def test_bad_input_ends_in_one_sentence(runs: Path, tmp_path: Path, call: Any) -> None:
     (tmp_path / "file").write_text("")
     cases = {
-        "--what is layers": (runs / "byov", "--what", "nonsense"),
+        "--what must be layers": (runs / "byov", "--what", "nonsense"),
         "There is no run at": (tmp_path / "nowhere",),
         "of byov pretrain with a posterior": (runs / "bbb", "--what", "noise"),
-        "which convergence needs": (runs / "byol", "--what", "convergence"),
-        "None of the runs has a posterior, whose layers": (runs / "byol", "--what", "layers"),
+        "Convergence needs a run with a posterior": (runs / "byol", "--what", "convergence"),
+        "Layers need a run with a posterior": (runs / "byol", "--what", "layers"),
         "give both": (runs / "byov", "--what", "alignment"),
-        "None of the runs is of byov pretrain, whose embeddings": (runs / "bbb", "--what", "representation"),
-        "--ood names the foreign images": (runs / "byov", "--what", "gallery", "--ood", "digits"),
-        "takes the name of other images": (runs / "byol", "--what", "representation", "--ood", "digits"),
+        "Representation needs a run of byov pretrain": (runs / "bbb", "--what", "representation"),
+        "--ood is only for --what representation": (runs / "byov", "--what", "gallery", "--ood", "digits"),
+        "--ood needs other images": (runs / "byol", "--what", "representation", "--ood", "digits"),
         "A data set's prefix is": (runs / "byol", "--ood", "nonsense:x"),
         "is not a readable": (runs / "byol", "--ood", f"npz:{tmp_path}/missing.npz"),
-        "CIFAR-10 only": (runs / "byov", "--what", "humans"),
+        "only for CIFAR-10": (runs / "byov", "--what", "humans"),
         "at least two draws": (runs / "byov", "--samples", "1"),
         "at least 8 images": (runs / "byov", "--limit", "3"),
-        "is named twice": (runs / "byov", runs / "byov"),
+        "is given twice": (runs / "byov", runs / "byov"),
         "There is no device": (runs / "byov", "--device", "nothing"),
     }
     for words, arguments in cases.items():

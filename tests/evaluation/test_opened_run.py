@@ -85,7 +85,7 @@ def test_bad_input_is_one_sentence(runs: Path, tmp_path: Path) -> None:
     for x, sentence in (
         (tmp_path / "none.png", "There is no picture at"),
         (tmp_path / "broken.png", "cannot be read"),
-        ([tmp_path / "broken.png", "digits"], "digits is no picture"),
+        ([tmp_path / "broken.png", "digits"], "digits is not an image"),
         (torch.zeros(3, 8, 8), r"images \(N, C, H, W\)"),
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):

@@ -9,7 +9,7 @@ from scipy import stats
 
 from byov.metrics.functional import calibration_error, reliability_diagram
 from byov.report.diagrams import diagram
-from byov.report.intervals import ImageRecords, Interval, mean_error, over_images, over_seeds, resampled_ece, wilson
+from byov.report.intervals import ImageRecords, Interval, mean_error, over_images, over_seeds, wilson
 
 
 def test_seeds_are_compared_by_welch_and_two_readings_of_the_same_runs_in_pairs() -> None:
@@ -23,7 +23,7 @@ def test_seeds_are_compared_by_welch_and_two_readings_of_the_same_runs_in_pairs(
     assert (pairs.value, pairs.low, pairs.high) == pytest.approx((7 / 30, 7 / 30 - reach, 7 / 30 + reach))
     assert (found.over, pairs.over) == ("seeds", "seeds")
     assert over_seeds([1.0, 1.0], [3.0, 3.0]) == Interval(2.0, 2.0, 2.0, "seeds")  # no spread at all
-    with pytest.raises(ValueError, match="two runs on either side"):
+    with pytest.raises(ValueError, match="two runs on each side"):
         over_seeds([1.0], [1.0, 2.0])
 
 
@@ -54,7 +54,7 @@ def as_probabilities(row: dict[str, list[float]]) -> tuple[torch.Tensor, torch.T
 def test_a_confidence_on_an_edge_is_in_the_bin_below() -> None:
     row = {"confidence": [0.4, 0.41, 0.6, 0.61, 0.8, 0.81], "correct": [1, 0, 1, 0, 1, 0]}
     wanted = calibration_error(*as_probabilities(row), bins=5).item()
-    assert resampled_ece(ImageRecords.of([row]), np.ones((1, 6)), 5)[0] == pytest.approx(wanted, abs=1e-12)
+    assert ImageRecords.of([row]).ece(torch.ones(1, 6).double(), 5).item() == pytest.approx(wanted, abs=1e-12)
     assert wanted > 0.3  # a bin that took both of a pair would take hit and miss together
 
 
@@ -62,11 +62,11 @@ def test_a_resample_is_what_drawing_the_images_again_gives() -> None:
     rows, rng = [predictions(200, seed, 0.7) for seed in (3, 4)], np.random.default_rng(1)
     picked = rng.integers(200, size=200)
     again = [{key: np.array(values)[picked].tolist() for key, values in row.items()} for row in rows]
-    counts = np.stack([np.ones(200), np.bincount(picked, minlength=200)])  # the data themselves, and a resample
+    counts = np.stack([np.ones(200), np.bincount(picked, minlength=200)])  # the data itself, and a resample
     wanted = [
         np.mean([calibration_error(*as_probabilities(row), bins=15).item() for row in each]) for each in (rows, again)
     ]
-    assert resampled_ece(ImageRecords.of(rows), counts, 15) == pytest.approx(wanted, abs=1e-12)
+    assert ImageRecords.of(rows).ece(torch.from_numpy(counts), 15).numpy() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_images_tell_models_apart_that_differ_and_not_those_that_do_not() -> None:
@@ -83,7 +83,8 @@ def test_images_tell_models_apart_that_differ_and_not_those_that_do_not() -> Non
 
 def test_the_reach_of_the_bootstrap_is_that_of_new_test_sets() -> None:
     """Over 200 fresh test sets the ECE of a model has the deviation that one of them claims, within 25 %."""
-    fresh = [resampled_ece(ImageRecords.of([predictions(800, s, 0.7)]), np.ones((1, 800)), 15)[0] for s in range(200)]
+    once = torch.ones(1, 800).double()
+    fresh = [ImageRecords.of([predictions(800, s, 0.7)]).ece(once, 15).item() for s in range(200)]
     claimed = over_images([], [ImageRecords.of([predictions(800, 1000, 0.7)])], 15)
     assert claimed.high is not None
     assert (claimed.high - claimed.value) / 1.96 == pytest.approx(np.std(fresh), rel=0.25)

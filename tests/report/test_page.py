@@ -46,7 +46,7 @@ def test_every_section_is_there_and_nothing_is_loaded(pair: Pair, page: Page) ->
     assert policy.startswith("default-src 'none';")
     assert page.data == json.loads(json.dumps(pair[1]))
     for section in SECTIONS:
-        assert "makes it." not in page.sections[section], section
+        assert "To add it, run" not in page.sections[section], section
         assert len(page.text(section)) > 40, section
 
 
@@ -75,7 +75,11 @@ def test_abbreviations_are_marked_and_the_rest_is_text(text: str) -> None:
 def test_the_answer_is_told_in_numbers(tree: Tree, page: Page) -> None:
     told = page.text("answer")
     assert told.strip().startswith("digits, test: 80 images")
-    for words in ("Is BYOV better calibrated than BYOL here?", "the ECE is", "one run each: differences below about"):
+    for words in (
+        "Is BYOV better calibrated than BYOL here?",
+        "the ECE is",
+        "with one run each, differences below about",
+    ):
         assert words in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
         assert cell(row["second"]["value"], row["unit"]) in told
@@ -184,10 +188,10 @@ def test_what_was_not_measured_says_which_command_measures_it(runs: dict[str, Pa
     report([runs["byov2"]], out, REQUEST, compute=False, cache=tmp_path / "cache")
     page = Page(out.read_text(encoding="utf-8"))
     for section in set(SECTIONS) - {"answer", "training", "config"}:
-        assert re.search(r"byov (report|evaluate|pretrain) .*makes it\.", page.text(section)), section
+        assert re.search(r"To add it, run byov (report|evaluate|pretrain) .*\.", page.text(section)), section
     assert "Nothing has been measured yet" in page.text("answer")
     assert "posterior.family" in page.text("config")
-    assert "byov {{ 7*7 }}" in page.text("config").split("The runs")[1]  # a name, not a template
+    assert "byov {{ 7*7 }}" in page.text("config").split("Runs")[1]  # a name, not a template
     assert not [each for each in page.with_attribute("data-figure") if each["data-figure"] != "training"]
 
 

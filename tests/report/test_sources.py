@@ -31,7 +31,7 @@ def test_files_of_results_alone_make_a_page(tmp_path: Path) -> None:
     assert row["scores"]["ece/clean"]["value"] == pytest.approx(sum(eces) / 3)
     assert "no difference beyond noise" in tree["verdict"]["answer"].lower()
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "makes it." in page.sections["gallery"]
+    assert "To add it, run" in page.sections["gallery"]
 
 
 def test_a_file_is_given_to_its_run(runs: dict[str, Path], pair: Any, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_command_says_the_answer_and_the_size(call: Any, runs: dict[str, Pat
     files = [ROOT / "results" / "digits" / f"{name}_seed0.json" for name in ("byol", "byov")]
     status, printed, error = call("report", *files, "--out", tmp_path / "a" / "r.html", "--device", "cpu")
     assert (status, error) == (0, "")
-    assert printed.startswith("Is BYOV better calibrated than BYOL here?\nOne run each, so nobody can say.\n")
+    assert printed.startswith("Is BYOV better calibrated than BYOL here?\nUnknown with one run each.\n")
     assert f"{(tmp_path / 'a' / 'r.html').stat().st_size / 1e3:,.0f} kB" in printed
 
 

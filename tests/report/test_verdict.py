@@ -78,7 +78,7 @@ def test_several_seeds_decide() -> None:
     clean, shifted = found["comparisons"][0]["sentences"]
     assert clean.replace("\u00a0", " ") == (
         "On 1,000 clean digits images the ECE is 2.00 ± 0.12 % for BYOV under 30 draws, 5.00 ± 0.12 % for BYOL:"
-        " −3.00 points, 95 % interval over seeds −3.45 to −2.55."
+        " −3.00 points; 95 % interval over seeds −3.45 to −2.55."
     )
     assert "10.00" in shifted
     assert "Welch" in found["comparisons"][0]["notes"][0]
@@ -98,18 +98,18 @@ def test_one_run_each_is_told_beyond_twice_the_reach_over_images() -> None:
 
     found = against(0.95)
     assert found["answer"] == "No, it is worse in these runs, on clean and on shifted images."
-    assert "nothing tells how far training again would move" in found["comparisons"][0]["notes"][0]
+    assert "the effect of training again is unknown" in found["comparisons"][0]["notes"][0]
     row = found["comparisons"][0]["rows"][0]
     gap = row["gap"]
     assert gap["over"] == "images"
     assert gap["value"] == pytest.approx(0.15)
     assert row["least"] == pytest.approx(2 * (gap["high"] - gap["value"]))
     assert not any("interval" in sentence for sentence in found["comparisons"][0]["sentences"])
-    assert f"differences below about {rounded_up(100 * row['least'])} points are not told" in told(found)
+    assert f"differences below about {rounded_up(100 * row['least'])} points are undecided" in told(found)
     # The images alone would tell this one: another training might not.
     close = against(0.8 + 1.5 * (gap["high"] - gap["value"]))
     assert close["comparisons"][0]["rows"][0]["gap"]["low"] > 0
-    assert close["answer"] == "Not told by one run each, on clean and on shifted images."
+    assert close["answer"] == "Undecided with one run each, on clean and on shifted images."
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_is_not_told_is_never_rounded_down(points: float, written: str) -> 
 
 def test_without_seeds_or_images_nobody_can_say() -> None:
     found = verdict(group([evaluated("byol", False, 0.05, 0.2), evaluated("byov", True, 0.01, 0.1)]))
-    assert found["answer"] == "One run each, so nobody can say."
+    assert found["answer"] == "Unknown with one run each."
     assert found["comparisons"][0]["rows"][0]["gap"]["low"] is None
 
 
@@ -143,7 +143,7 @@ def test_few_mistakes_are_a_warning() -> None:
     runs = [evaluated("byol", False, 0.01, 0.2, top1=0.998), evaluated("byov", True, 0.01, 0.2, top1=0.998)]
     found = verdict(group(runs))
     assert found["answer"].startswith("Clean images: too few mistakes to tell.")
-    assert any("Of 1,000 clean images 2 and 2 are misread" in note for note in found["comparisons"][0]["notes"])
+    assert any("Of 1,000 clean images, 2 and 2 are misclassified" in note for note in found["comparisons"][0]["notes"])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
@@ -205,7 +205,7 @@ def test_headline_rows_and_sentences_never_disagree(runs: list[ReportedRun]) -> 
             elif not row["few"]:
                 low, high = row["interval"]
                 assert (low > 0) - (high < 0) == row["sign"]
-        assert any("misread" in note for note in each["notes"]) == any(row["few"] for row in rows)
+        assert any("misclassified" in note for note in each["notes"]) == any(row["few"] for row in rows)
 
 
 def test_one_model_alone() -> None:

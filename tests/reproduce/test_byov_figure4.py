@@ -133,7 +133,7 @@ def test_every_augmentation_has_the_sign_of_the_paper() -> None:
     rows = [{"shift": name, "reading": "at_mean", "ece": s, "reliability": s} for name, s in signs.items()]
     *found, last = figure4.signs(rows)
     assert len(found) == 2 * (1 + len(AUGMENTATIONS)) == last.ours == last.paper
-    assert last.verdict == "all signs as the paper has them"
+    assert last.verdict == "all signs as in the paper"
     paper = {row.quantity.removesuffix(", salt and pepper"): row.paper for row in found if "pepper" in row.quantity}
     assert paper == {"ECE of BYOL minus BYOV": 2.4, "reliability of BYOL minus BYOV": 1.2}
 

@@ -118,6 +118,23 @@ def test_a_run_that_stopped_is_taken_up_and_another_recipe_is_refused(context: C
         pretrained(context, "stopped", "posterior.beta_end=0.5")
 
 
+def test_a_probe_trusts_the_code_of_the_users_runs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`byov reproduce --run RUN --trust` said so to every reader of a run except the probe of Figure 2 and Table 1."""
+    said: list[bool] = []
+
+    def probe_run(run: Path, **settings: Any) -> None:
+        said.append(settings["trust"])
+        raise InterruptedError
+
+    monkeypatch.setattr(byov_accuracy, "probe_run", probe_run)
+    run = byov_run(context)
+    for trust in (False, True):
+        own = replace(context, trust=trust, out=context.out.parent / "trusting")
+        with pytest.raises(InterruptedError):
+            byov_accuracy.measured(own, f"trust_{trust}", run)
+    assert said == [False, True]
+
+
 def test_runs_that_are_handed_in_are_used(context: Context) -> None:
     byov, mean = byov_run(context), byov_run(context, "teacher-mean")
     labelled = supervised(context)
@@ -138,8 +155,8 @@ def test_how_far_two_histories_end_apart() -> None:
         values: Any = [[1.0, value] for value in last]
         return LayerHistory([0, 1], [0.0, 1.0], ["a", "b"], [1, 1], values, values, values, values)
 
-    assert byov_posterior.apart(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx(2.0)
-    assert byov_posterior.apart(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
+    assert byov_posterior.log_ratio(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx(2.0)
+    assert byov_posterior.log_ratio(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
 
 
 def test_less_is_better_for_calibration_and_more_for_accuracy() -> None:
@@ -154,9 +171,9 @@ def test_less_is_better_for_calibration_and_more_for_accuracy() -> None:
         best, mine = (rows[f"{which}, {name}: better than BYOL by"] for which in ("best", "N(0, I)"))
         assert best.ours == mine.ours == pytest.approx(gain)
         assert mine.verdict == verdict
-    assert byov_accuracy.verdict(0.1, 0.1, 2.83) == "no difference told"
+    assert byov_accuracy.verdict(0.1, 0.1, 2.83) == "no clear difference"
     assert byov_accuracy.verdict(1.0, 0.1, 2.83) == "as in the paper"
-    assert byov_accuracy.verdict(-1.0, 0.1, 2.83) == "the other way than in the paper"
+    assert byov_accuracy.verdict(-1.0, 0.1, 2.83) == "opposite to the paper"
 
 
 @pytest.mark.slow

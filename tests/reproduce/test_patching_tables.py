@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from torch import Generator, nn
 
 import byov
+from byov.evaluation.results import plain_json
 from byov.reproduce import patching_reading, patching_runs
-from byov.reproduce.experiment import Context, Outcome, discover, plain
+from byov.reproduce.experiment import Context, Outcome, discover
 from byov.reproduce.patching_accuracy import TABLE4, curve
 from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
 from byov.reproduce.patching_runs import GAUSSIANS, METHODS, recipe, same_reading
@@ -56,7 +57,7 @@ def test_the_counts_are_the_paper_s(name: str) -> None:
     outcome = run(Context(Path("nowhere/table")), name)
     assert {row.verdict for row in outcome.comparisons} == {"equal"}
     assert len(outcome.comparisons) == (6 if name.endswith("1") else 15)
-    json.dumps(plain(outcome.data))
+    json.dumps(plain_json(outcome.data))
 
 
 def test_figure_3_has_the_steps_that_its_weights_imply() -> None:
@@ -87,7 +88,7 @@ def test_methods_are_those_of_the_recipes_and_differ_in_their_posterior() -> Non
     file = load_config(Supervised, "cifar100_ensemble")
     assert (own["ensemble"].posterior, own["ensemble"].train.epochs) == (file.posterior, file.train.epochs)
     assert own["dropout"].posterior.p == 0.005
-    with pytest.raises(ValueError, match="A method is one of vanilla"):
+    with pytest.raises(ValueError, match="The method must be one of vanilla"):
         recipe(full, "dropuot")
 
 
@@ -123,7 +124,7 @@ def outcomes(context: Context) -> dict[str, Outcome]:
 def test_every_table_has_its_rows_beside_the_paper_s_numbers(outcomes: dict[str, Outcome]) -> None:
     rows = {}
     for name, outcome in outcomes.items():
-        json.dumps(plain(outcome.data), allow_nan=False)
+        json.dumps(plain_json(outcome.data), allow_nan=False)
         assert len(outcome.comparisons) >= 3, name
         assert all(row.ours == row.ours for row in outcome.comparisons), name
         assert (outcome.figure is not None) == (name.startswith("patching/figure") or name[-2:] in ("e9", "10", "11"))
@@ -204,7 +205,7 @@ def test_runs_on_other_images_are_refused(
     runs, read = context.out.parent / "runs" / "quick", patching_runs.read
     monkeypatch.setattr(patching_runs, "read", lambda path, *rest: {**read(path, *rest), "data": path.name})
     given = replace(context, out=tmp_path / "table4", runs=(runs / "vanilla_seed0", runs / "emp_bn_seed0"))
-    with pytest.raises(ValueError, match="one data, not of emp_bn_seed0 and vanilla_seed0"):
+    with pytest.raises(ValueError, match="the same data, not emp_bn_seed0 and vanilla_seed0"):
         patching_runs.readings(given)
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from byov.evaluation.results import plain_json
 from byov.reproduce import experiment as registry
-from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment, plain
+from byov.reproduce.experiment import Comparison, Context, Outcome, discover, experiment
 from byov.reproduce.papers import CAPTIONS, REASONS
 from byov.train import checkpoint
 
@@ -119,7 +120,7 @@ def test_an_interrupted_one_goes_on(call: Call, calls: list[str], tmp_path: Path
 def test_minutes_stop_it_and_a_finished_one_is_shown_again(call: Call, calls: list[str], tmp_path: Path) -> None:
     status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
     assert (status, calls) == (0, [])
-    assert "Not finished in 0 minutes: own/figure1. The same command continues" in out
+    assert "Not finished in 0 minutes: own/figure1. Repeat the command to continue" in out
     first = call("reproduce", "own/figure1", "--minutes", 5)[1]
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     status, out, _ = call("reproduce", "own/figure1", "--minutes", 0)
@@ -143,7 +144,7 @@ def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -
     about["data"] = {"digest": "0", "images": 1, "mean": [0.0], "std": [1.0]}
     checkpoint.save(tmp_path / "mine" / "checkpoint.safetensors", {"recipe": about, "step": 1, "total": 1})
     status, out, err = call("reproduce", "own/t*", "own/figure1", "--run", tmp_path / "mine")
-    assert (status, err) == (2, "byov: 1 of 2 could not be run: own/table1.\n")
+    assert (status, err) == (2, "byov: 1 of 2 failed: own/table1.\n")
     assert "own/table1 failed: The second part has no data." in out
     assert list(tmp_path.rglob("result.json")) == [tmp_path / DONE]
     assert json.loads((tmp_path / DONE).read_text())["data"]["runs"] == ["mine"]
@@ -152,12 +153,12 @@ def test_several_names_and_globs(call: Call, calls: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Say which table or figure, such as byov/figure4"),
+        ([], "Name a table or figure, such as byov/figure4"),
         (["byov/figure9"], "There is no table or figure 'byov/figure9'"),
-        (["byov/figure1a"], "byov/figure1a cannot be reproduced: it is a diagram, there is nothing to measure."),
+        (["byov/figure1a"], "byov/figure1a cannot be reproduced: it is a diagram with nothing to measure."),
         (["patching/figure1"], "scraped"),
-        (["byov/figure1a*"], "Nothing that byov/figure1a* means can be reproduced"),
-        (["own/figure1", "--scale", "huge"], "A scale is quick or full, not 'huge'."),
+        (["byov/figure1a*"], "Nothing that matches byov/figure1a* can be reproduced"),
+        (["own/figure1", "--scale", "huge"], "The scale must be quick or full, not 'huge'."),
         (["own/figure1", "--device", "tpu9"], "There is no device 'tpu9' here."),
         (["own/figure1", "--run", "nowhere"], "There is no run at nowhere:"),
         (["own/figure1", "--out", "file"], "file is a file: there can be no result.json below it."),
@@ -182,4 +183,4 @@ def test_bad_input_is_told_in_a_sentence(
 
 def test_plain() -> None:
     value = {"a": (1, torch.tensor([1.5, float("inf")])), 2: torch.tensor(3), "n": float("nan"), "s": "x", "b": True}
-    assert plain(value) == {"a": [1, [1.5, None]], "2": 3, "n": None, "s": "x", "b": True}
+    assert plain_json(value) == {"a": [1, [1.5, None]], "2": 3, "n": None, "s": "x", "b": True}

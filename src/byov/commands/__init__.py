@@ -1,1 +1,1 @@
-"""What the command does, one file per verb; `byov.cli` only puts them together."""
+"""The commands of `byov`, one file per verb; `byov.cli` assembles them."""

@@ -1,25 +1,25 @@
-"""What commands print: plain lines, tables wide enough to read, and a progress bar where there is a terminal."""
+"""Console output of the commands: plain lines, readable tables, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-WIDTH = 100
-"""The least width of what is not printed to a terminal."""
+if TYPE_CHECKING:
+    from byov.ssl.linear_evaluation import Advance
 
-Advance = Callable[[str, int, int], Any]
-"""Shows how far a piece of work is: its name, the steps done, and all of them."""
+WIDTH = 100
+"""The least width of output that is not printed to a terminal."""
 
 
 def show(*things: Any, width: int = WIDTH) -> None:
-    """Print tables, and lines of text word for word: what looks like rich's markup may be part of a path."""
+    """Print tables, and lines of text verbatim: text that looks like rich markup may be part of a path."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(width, console.width))
@@ -31,14 +31,16 @@ def show(*things: Any, width: int = WIDTH) -> None:
 
 
 def first_process() -> bool:
-    """Tell if this is the first of the processes of a run, which speaks for all, or the only one."""
-    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")  # by torchrun; Slurm, Fabric
+    """Return whether this is the first process of a run, the only one that prints."""
+    names = (
+        ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")
+    )  # set by torchrun; by Slurm and Fabric
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 @contextmanager
 def progress() -> Iterator[Advance]:
-    """Show a bar on stderr while work is done, where stderr is a terminal."""
+    """Show a progress bar on stderr if it is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
@@ -48,7 +50,7 @@ def progress() -> Iterator[Advance]:
 
 
 def announce(name: str, place: int, of: int, done: int, seconds: float) -> None:
-    """Say on a terminal which of several comes, and how long the rest may take; each has bars of its own to train."""
+    """Announce the next of several items on a terminal, with the time left; each item has its own progress bars."""
     if of > 1 and sys.stderr.isatty():
         left = f", about {seconds / done * (of - place) / 60:.0f} min left" if done else ""
         print(f"{place + 1} of {of}: {name}{left}", file=sys.stderr)

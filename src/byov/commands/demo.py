@@ -1,4 +1,4 @@
-"""`byov demo`: the main job in three minutes, on two cores and no download."""
+"""`byov demo`: the whole workflow in three minutes, on two cores and without a download."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from byov.commands.options import plain
 def command(
     out: Annotated[
         Path | None,
-        plain("Keep the runs and the results in this folder; without it only the results are kept, in runs/demo."),
+        plain("Keep the runs and the results in this folder. By default only the results are kept, in runs/demo."),
     ] = None,
-    epochs: Annotated[int, plain("Pretrain each of the two for this many epochs.")] = 40,
+    epochs: Annotated[int, plain("Pretrain each model for this many epochs.")] = 40,
 ) -> None:
-    """Pretrain BYOL and BYOV on digits without labels, probe both, and show what the posterior bought."""
+    """Pretrain BYOL and BYOV on digits without labels, probe both, and compare them."""
     from byov.demo import demo
 
     demo(out, epochs)

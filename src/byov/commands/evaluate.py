@@ -1,4 +1,4 @@
-"""`byov evaluate`: how good a model is and how well it knows, on clean images and under shift."""
+"""`byov evaluate`: accuracy and uncertainty of a model, on clean and shifted images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from byov.commands import options
 Model = Annotated[
     str,
     typer.Argument(
-        help="Read this run, by its folder or checkpoint (of byov pretrain: a linear probe is fitted on the training"
-        " split), or python:module:function, which returns a classifier (logits) that takes images in [0, 1]."
+        help="Evaluate this run, given by its folder or checkpoint (for byov pretrain, a linear probe is fitted to the"
+        " training split), or python:module:function, which returns a classifier (logits) of images in [0, 1]."
     ),
 ]
 
@@ -29,17 +29,17 @@ def command(
     train_limit: options.TrainLimit = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
-    normalise: Annotated[bool, options.data("Standardise by the training split's moments.", "--normalise")] = False,
+    normalise: Annotated[bool, options.data("Standardise by the training mean and std.", "--normalise")] = False,
     samples: options.Samples = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     network: options.Network = "student",
     strategy: options.Strategy = "loop",
     seed: options.Seed = 0,
-    bins: Annotated[int, options.output("Divide confidence into this many bins for ECE and adaptive ECE.")] = 15,
+    bins: Annotated[int, options.output("Use this many confidence bins for ECE and adaptive ECE.")] = 15,
     out: Annotated[Path, options.output("Write the results to this file.")] = Path("results.json"),
-    baseline: Annotated[Path | None, options.output("Compare with another --out, for mCE and relative mCE.")] = None,
-    resume: Annotated[bool, options.output("Continue --out, or overwrite it.", "--resume/--force")] = True,
+    baseline: Annotated[Path | None, options.output("Compute mCE and relative mCE against this results file.")] = None,
+    resume: Annotated[bool, options.output("Continue the file --out, or overwrite it.", "--resume/--force")] = True,
     device: options.Device = "auto",
     batch_size: options.BatchSize = 512,
     precision: options.Precision = "32-true",
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Measure accuracy, calibration, Brier parts, selective risk and OOD detection, clean and under shifts.
 
-    Everything is read at the posterior mean μ and, where there is a posterior, under draws. An evaluation that was
-    interrupted continues where it stopped when the same command is given again.
+    All scores are computed at the posterior mean μ and, if there is a posterior, under draws. Repeat the command to
+    continue an interrupted evaluation.
 
     Example: byov evaluate runs/byov --data digits --shift corruptions --out results.json
     """
@@ -64,7 +64,7 @@ def command(
     place = choose_device(device)
     if is_table(model):
         if shift != "none" or data is not None or split != "test" or baseline is not None or limit is not None:
-            raise ValueError("A run on a table is read on all test rows of its own split, without shifts.")
+            raise ValueError("A run on a table is evaluated on all test rows of its own split, without shifts.")
         found = regressions.evaluate_run(model, samples, seed, out, place, root, not resume, trust)
         show(*tables.regression(found, model), f"all scores and their protocol: {out}")
         return

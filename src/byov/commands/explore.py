@@ -1,4 +1,4 @@
-"""`byov explore`: what the posterior of a run looks like, as numbers and figures."""
+"""`byov explore`: numbers and figures about the posterior of a run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from byov.commands import options
 What = Annotated[
     str,
     options.plain(
-        "Look at layers, convergence, noise, alignment, gallery, humans, representation, several with commas, or all."
+        "Show layers, convergence, noise, alignment, gallery, humans, representation, several with commas, or all."
     ),
 ]
 
 
 def command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Look at these runs of byov pretrain or byov train, by their folders.")
+        list[Path], typer.Argument(help="Explore these runs of byov pretrain or byov train, given by their folders.")
     ],
     what: What = "all",
     out: Annotated[Path, options.plain("Write WHAT.json, WHAT.png and WHAT.svg to this folder.")] = Path("exploration"),
     force: options.Force = False,
     samples: options.Samples = 50,
-    bootstraps: Annotated[int, options.draws("Resample the draws, or the images, this often.", max=10_000)] = 50,
+    bootstraps: Annotated[int, options.draws("Resample the draws, or the images, this many times.", max=10_000)] = 50,
     seed: options.Seed = 0,
-    limit: Annotated[int, options.data("Look at this many test images; 0 looks at all.")] = 2000,
+    limit: Annotated[int, options.data("Use this many test images; 0 means all.")] = 2000,
     train_limit: options.TrainLimit = None,
     ood: Annotated[
-        str | None, options.data("Take foreign test images for representation from here: svhn, npz:FILE ….")
+        str | None, options.data("Use this dataset as out-of-distribution images for representation: svhn, npz:FILE ….")
     ] = None,
     root: options.Root = None,
     device: options.Device = "auto",
@@ -40,9 +40,10 @@ def command(
 
     layers: σ and |μ|/σ of each layer over training. convergence: predictive mean and std against the number of draws.
     noise: variance after encoder, projector and predictor. alignment: the predictive std of the first two runs with a
-    posterior, such as BYOV and a supervised one. gallery: the most and least certain images. humans: uncertainty
-    against people's votes (CIFAR-10H). representation: whether the uncertainty of an embedding, told without labels,
-    knows a nearest neighbour of another class (R-AUROC) and foreign images (--ood). all: those that apply to the runs.
+    posterior, such as BYOV and a supervised run. gallery: the most and least certain images. humans: uncertainty
+    against people's votes (CIFAR-10H). representation: how well the uncertainty of an embedding, computed without
+    labels, predicts a nearest neighbour of another class (R-AUROC) and detects other images (--ood). all: those that
+    apply to the runs.
 
     Example: byov explore runs/byov runs/supervised --what layers,alignment --out exploration
     """

@@ -1,4 +1,4 @@
-"""`byov overhead`: what a posterior would cost, before anything is trained."""
+"""`byov overhead`: the cost of a posterior, before training."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help="Count for the network of this name: byov's own (pyramidnet110_a84, cifar_resnet18, vit-ti/4 …),"
-            " else timm's, else torchvision's; timm:NAME and torchvision:NAME pick one.",
+            help="Count for the network of this name: from byov (pyramidnet110_a84, cifar_resnet18, vit-ti/4 …),"
+            " otherwise timm, otherwise torchvision; timm:NAME and torchvision:NAME select the library.",
         ),
     ],
     k: Annotated[int, plain("Give EMP, ECMP and the explicit ensemble this many components.", "--k")] = 5,
     on: Annotated[
         str | None,
         plain(
-            "Put every family on all, norm+output, norm or output, or on what a glob matches, as '*attn*'"
-            " (without it: EMP and ECMP on norm+output and on norm, the others on all)."
+            "Put every family on all, norm+output, norm or output, or on the parameters a glob such as '*attn*' matches"
+            " (default: EMP and ECMP on norm+output and on norm, the others on all)."
         ),
     ] = None,
     classes: Annotated[
-        int | None, plain("Give the network this many outputs (without it: as many as it usually has).", min=1)
+        int | None, plain("Give the network this many outputs (default: its usual number).", min=1)
     ] = None,
     json: Annotated[Path | None, plain("Also write the table to this file.")] = None,
-    force: Annotated[bool, plain("Let --json overwrite a file.", "--force")] = False,
+    force: Annotated[bool, plain("Allow --json to overwrite a file.", "--force")] = False,
 ) -> None:
-    """Count parameters, overhead and effective ensemble size of every family on a network, without building any.
+    """Count parameters, overhead and effective ensemble size of every family on a network, without building it.
 
-    Of resnet18, pyramidnet and table3_mlp it gives the numbers in Tables 1 and 3 of the patching paper. An effective
-    ensemble size is how many different networks a family can draw.
+    For resnet18, pyramidnet and table3_mlp it gives the numbers in Tables 1 and 3 of the patching paper. The effective
+    ensemble size is the number of different networks that a family can draw.
     """
     from dataclasses import asdict
 

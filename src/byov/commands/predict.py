@@ -1,4 +1,4 @@
-"""`byov predict`: what a model says of each input, and how sure it is."""
+"""`byov predict`: predictions for each input, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from byov.commands import options
 Model = Annotated[
     str,
     typer.Argument(
-        help="Read this run, by its folder or checkpoint, of byov train, or of byov pretrain (a linear probe is"
-        " fitted on its training split), or python:module:function, which returns a classifier (logits)."
+        help="Predict with this run of byov train or byov pretrain (a linear probe is fitted to its training split),"
+        " given by its folder or checkpoint, or with python:module:function, which returns a classifier (logits)."
     ),
 ]
 Data = Annotated[
     list[str],
-    typer.Argument(help="Predict these picture files, a folder of images, an .npz file, or a data set by its name."),
+    typer.Argument(help="Predict these image files, a folder of images, an .npz file, or a dataset by its name."),
 ]
 Out = Annotated[Path, options.output("Write to this file: .csv, or .npz with all probabilities.")]
 
@@ -28,14 +28,14 @@ def command(
     model: Model,
     data: Data,
     split: Annotated[
-        str | None, options.data("Predict this split; without it the test split, or all of a folder without splits.")
+        str | None, options.data("Predict this split (default: the test split, or all of a folder without splits).")
     ] = None,
     root: options.Root = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     samples: options.Samples = 100,
     tolerance: Annotated[
-        float | None, options.draws("Stop drawing for an input at this standard error of its mean.")
+        float | None, options.draws("Stop drawing for an input once the standard error of its mean is this small.")
     ] = None,
     strategy: options.Strategy = "auto",
     fit_samples: options.FitSamples = 8,
@@ -49,9 +49,9 @@ def command(
 ) -> None:
     """Predict each input's class, with its confidence, spread, entropies and mutual information over posterior draws.
 
-    std is that of the predicted class's probability over draws; entropy (total) = expected_entropy (aleatoric) +
-    mutual_information (epistemic), in nats; draws is how many it took. A file that cannot be read is named on stderr
-    and has a row that is empty but for its name. A table's columns are found by their names.
+    std is the standard deviation of the predicted class's probability over draws; entropy (total) = expected_entropy
+    (aleatoric) + mutual_information (epistemic), in nats; draws is the number of draws used. A file that cannot be read
+    is listed on stderr, and its row holds only its name. The columns of a table are matched by name.
 
     Example: byov predict runs/bbb digits --samples 100 --out predictions.csv
     """
@@ -66,9 +66,9 @@ def command(
     place = choose_device(device)
     if is_table(model):
         if tolerance is not None or split is not None or len(data) > 1:
-            raise ValueError("A run on a table predicts all rows of one file, under as many draws each.")
+            raise ValueError("A run on a table predicts all rows of one file, with the same number of draws each.")
         rows = predict_run(model, data[0], samples, seed, out, place, force, trust)
-        show(f"{len(rows.mean)} rows: mean, std (noise included) and epistemic_std of each in {out}")
+        show(f"{len(rows.mean)} rows: mean, std (including noise) and epistemic_std in {out}")
         return
     check_file(out, force)
     reading = Reading(

@@ -1,4 +1,4 @@
-"""`byov pretrain`: an encoder with a posterior over its weights, from images without labels."""
+"""`byov pretrain`: train an encoder with a posterior over its weights on images without labels."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from byov.commands.options import plain
 def command(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is BYOV on digits."),
+        typer.Argument(help="Use this TOML recipe, or the recipe of this name in byov (default: BYOV on digits)."),
     ] = None,
-    run: Annotated[Path, plain("Keep checkpoint, log and TensorBoard in this folder.")] = Path("runs/pretrain"),
+    run: Annotated[Path, plain("Write checkpoint, log and TensorBoard files to this folder.")] = Path("runs/pretrain"),
     objective: Annotated[
-        str | None, plain("Learn by byol, simsiam, simclr, moco, barlow, vicreg or dino: ssl.objective of the recipe.")
+        str | None,
+        plain("Train with byol, simsiam, simclr, moco, barlow, vicreg or dino: ssl.objective of the recipe."),
     ] = None,
     set_: Annotated[
-        list[str] | None, plain("Change the recipe by key=value, such as train.lr=0.01; may be repeated.", "--set")
+        list[str] | None, plain("Override a key of the recipe, such as train.lr=0.01; may be repeated.", "--set")
     ] = None,
     resume: Annotated[bool, plain("Resume the run in --run, or start it.")] = False,
 ) -> None:
-    """Pretrain on images without labels, with a posterior over the weights (posterior.family = "none" is without).
+    """Pretrain on images without labels, with a posterior over the weights unless posterior.family = "none".
 
-    BYOL with a Gaussian posterior is BYOV. Emp and ecmp are posteriors too.
+    BYOL with a Gaussian posterior is BYOV; emp and ecmp are available too.
 
-    It ends with the nearest neighbours' score of at most 2,000 images, where there are labels.
+    If there are labels, it ends with a nearest-neighbour score on at most 2,000 images.
 
     Example: byov pretrain recipes/digits_byov.toml --run runs/byov --set train.epochs=20
     """

@@ -1,4 +1,4 @@
-"""`byov probe`: what a pretrained encoder knows about labels it never saw."""
+"""`byov probe`: fit and score kNN and linear probes on a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from byov.commands import options
 Protocol = Annotated[
     str,
     options.draws(
-        "Fit by lbfgs, a logistic regression, or by byol: BYOL's linear evaluation too, by SGD on random crops, of"
-        " student and teacher."
+        "Fit a logistic regression by lbfgs, or with byol also run BYOL's linear evaluation of student and teacher, by"
+        " SGD on random crops."
     ),
 ]
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Read the pretraining run in this folder.")],
+    run: Annotated[Path, typer.Argument(help="Probe the pretraining run in this folder.")],
     data: options.Data = None,
     split: options.Split = "test",
     root: options.Root = None,
     samples: Annotated[
-        int, options.draws("Read under this many draws of the posterior; 0 reads only at μ.", max=options.MOST_DRAWS)
+        int, options.draws("Predict under this many posterior draws; 0 predicts only at μ.", max=options.MOST_DRAWS)
     ] = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
-    k: Annotated[int, options.draws("Ask this many neighbours, at most a tenth of the training images.")] = 200,
+    k: Annotated[int, options.draws("Use this many neighbours, at most a tenth of the training images.")] = 200,
     network: options.Network = "student",
     protocol: Protocol = "lbfgs",
     epochs: Annotated[int, options.draws("Train for this many epochs with --protocol byol.")] = 80,
@@ -36,10 +36,10 @@ def command(
     device: options.Device = "auto",
     precision: options.Precision = "32-true",
     trust: options.Trust = False,
-    out: Annotated[Path | None, options.output("Write the numbers and their protocol here, as JSON.")] = None,
+    out: Annotated[Path | None, options.output("Write the scores and their protocol to this JSON file.")] = None,
     force: options.Force = False,
 ) -> None:
-    """Fit kNN and linear probes on the run's training images, and read them at the posterior mean and under draws.
+    """Fit kNN and linear probes to the training images, and score them at the posterior mean and under draws.
 
     Example: byov probe runs/byov --protocol byol --out probe.json
     """
@@ -51,10 +51,10 @@ def command(
 
     if out is not None:
         check_out(out, force)
-    place, tempered = None if root is None else str(root), EXAMPLES if temper else 0
+    tempered = EXAMPLES if temper else 0
     with progress() as advance:
         probed = probe_run(
-            run, split, samples, fit_samples, k, seed, place, device, data, tempered, trust,
+            run, split, samples, fit_samples, k, seed, root, device, data, tempered, trust,
             protocol=protocol, network=network, epochs=epochs, precision=precision, report=advance,  # type: ignore[arg-type]
         )  # fmt: skip
     show(tables.probes({str(run): probed.result}))

@@ -1,4 +1,4 @@
-"""`byov report`: runs side by side on one page."""
+"""`byov report`: compare runs on one page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from byov.commands import options
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        help="Show these: run folders of byov pretrain or train; files of evaluate, probe, prune, explore, reproduce."
+        help="Show these run folders of pretrain or train, and files of evaluate, probe, prune, explore or reproduce."
     ),
 ]
 
@@ -25,26 +25,24 @@ def command(
         str, options.plain("Shift the images by few (5), augmentations (15), corruptions (15) or none.")
     ] = "few",
     severities: options.Severities = "1,3,5",
-    limit: Annotated[int, options.plain("Read at most this many test images; 0 reads all of them.")] = 2000,
+    limit: Annotated[int, options.plain("Use at most this many test images; 0 means all.")] = 2000,
     split: options.Split = "test",
     seed: options.Seed = 0,
     root: options.Root = None,
-    cache: Annotated[
-        Path | None, options.plain("Keep measured numbers in this folder; without it in RUN/report.")
-    ] = None,
-    title: Annotated[str | None, options.plain("Give the page this title.")] = None,
+    cache: Annotated[Path | None, options.plain("Cache measured numbers in this folder (default: RUN/report).")] = None,
+    title: Annotated[str | None, options.plain("Set the title of the page.")] = None,
     device: options.Device = "auto",
     compute: Annotated[
-        bool, options.plain("Measure what is missing, or show only what was recorded.", "--compute/--no-compute")
+        bool, options.plain("Measure missing numbers, or show only recorded ones.", "--compute/--no-compute")
     ] = True,
-    renew: Annotated[bool, options.plain("Measure again what was kept.", "--renew")] = False,
+    renew: Annotated[bool, options.plain("Ignore cached numbers and measure them again.", "--renew")] = False,
     trust: options.Trust = False,
     force: options.Force = False,
 ) -> None:
-    """Write one HTML file about runs: is one better calibrated, where does it fail, what does it not know?
+    """Write one HTML file about runs: which is better calibrated, where does it fail, when is it uncertain?
 
-    Runs that differ in their seed only are shown as one model with error bars. What was measured once is kept beside
-    the run, so that a second report takes no time. The file loads nothing from the network.
+    Runs that differ only in their seed are shown as one model with error bars. Measured numbers are cached beside the
+    run, so a second report is instant. The file loads nothing from the network.
 
     Example: byov report runs/byol runs/byov --out report.html
     """
@@ -58,7 +56,7 @@ def command(
 
     check_out(out, force)
     if shift not in (*SHIFTS, "few"):
-        raise ValueError(f"A shift is few, {', '.join(SHIFTS)}, not {shift!r}.")
+        raise ValueError(f"The shift must be few, {', '.join(SHIFTS)}, not {shift!r}.")
     if samples < 1:
         raise ValueError(f"A report needs at least one draw, not --samples {samples}.")
     if limit < 0:

@@ -1,4 +1,4 @@
-"""`byov reproduce`: the papers' tables and figures again, at the scale at hand."""
+"""`byov reproduce`: reproduce tables and figures of the papers, at quick or full scale."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from byov.commands import options
 from byov.commands.options import plain
 
 Names = Annotated[
-    list[str] | None, typer.Argument(help="Run these tables and figures, such as byov/figure4 or 'byov/*'; see --list.")
+    list[str] | None,
+    typer.Argument(help="Reproduce these tables and figures, such as byov/figure4 or 'byov/*'; see --list."),
 ]
-Scale = Annotated[str | None, plain("Run at quick or full scale; without it full on a GPU, else quick.")]
-Runs = Annotated[
-    list[Path] | None, plain("Look at this run in the place of one that would be trained; may be repeated.")
-]
-Minutes = Annotated[float | None, plain("Begin no new work after this long; the same command continues.")]
-Force = Annotated[bool, plain("Run again what is finished; parts of the same protocol are used again.", "--force")]
+Scale = Annotated[str | None, plain("Run at quick or full scale (default: full on a GPU, otherwise quick).")]
+Runs = Annotated[list[Path] | None, plain("Use this run instead of training one; may be repeated.")]
+Minutes = Annotated[float | None, plain("Start no new work after this many minutes; repeat the command to continue.")]
+Force = Annotated[bool, plain("Repeat finished results, reusing parts with the same protocol.", "--force")]
 
 
 def command(
     names: Names = None,
-    list_: Annotated[bool, plain("Name every table and figure of both papers.", "--list")] = False,
+    list_: Annotated[bool, plain("List every table and figure of both papers.", "--list")] = False,
     scale: Scale = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -35,10 +34,10 @@ def command(
     out: Annotated[Path, plain("Write the results of NAME to OUT/NAME.")] = Path("reproduced"),
     force: Force = False,
 ) -> None:
-    """Run tables and figures of the papers again, and show them as paper | ours | verdict.
+    """Reproduce tables and figures of the papers, and show them as paper | ours | verdict.
 
-    Each writes result.json (data, protocol, comparisons), figure.png and figure.svg. One that was interrupted continues
-    where it stopped; one that is finished is shown again, and not overwritten without --force.
+    Each writes result.json (data, protocol, comparisons), figure.png and figure.svg. An interrupted one continues where
+    it stopped; a finished one is shown again, and overwritten only with --force.
 
     Example: byov reproduce 'byov/*' --scale quick
     """
@@ -78,6 +77,6 @@ def command(
             done += before is None
             show(*tables.reproduced(content, context.out, again=before is not None), width=110)
     if left:
-        show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. The same command continues where it stopped.")
+        show(f"Not finished in {minutes:g} minutes: {', '.join(left)}. Repeat the command to continue.")
     if failed:
-        raise ValueError(f"{len(failed)} of {len(wanted)} could not be run: {', '.join(failed)}.")
+        raise ValueError(f"{len(failed)} of {len(wanted)} failed: {', '.join(failed)}.")

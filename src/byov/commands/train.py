@@ -1,4 +1,4 @@
-"""`byov train`: a classifier with a posterior over its weights, from labelled images."""
+"""`byov train`: train a network with a posterior over its weights on labelled images or a table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from byov.commands.options import plain
 
 def command(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Follow this TOML recipe, or byov's of that name; without one it is digits.")
+        Path | None, typer.Argument(help="Use this TOML recipe, or the recipe of this name in byov (default: digits).")
     ] = None,
-    run: Annotated[Path, plain("Keep checkpoint, log and TensorBoard here.")] = Path("runs/train"),
-    set_: Annotated[list[str] | None, plain("Change the recipe, as in posterior.family=emp.", "--set")] = None,
+    run: Annotated[Path, plain("Write checkpoint, log and TensorBoard files to this folder.")] = Path("runs/train"),
+    set_: Annotated[
+        list[str] | None, plain("Override a key of the recipe, such as posterior.family=emp; may be repeated.", "--set")
+    ] = None,
     resume: Annotated[bool, plain("Resume the run in --run, or start it.")] = False,
 ) -> None:
-    """Train a network with labels under any family: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
+    """Train a network with labels and any posterior: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
 
-    On images a classifier; on a table of numbers, data.name = table:FILE or uci:NAME, a regression.
+    Images give a classifier; a table of numbers (data.name = table:FILE or uci:NAME) gives a regression.
 
-    It ends with the scores of at most 2,000 test images, or held-out ones, at μ and under draws.
+    It ends with scores on at most 2,000 test or held-out images, at μ and under draws.
 
     Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
     """

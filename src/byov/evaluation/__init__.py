@@ -1,4 +1,4 @@
-"""Numbers about a model: scores clean and under shift, and what its posterior looks like; one file per question."""
+"""Numbers about a model: its scores on clean and shifted images, and its posterior. One file per question."""
 
 from byov.evaluation.alignment import Alignment, alignment, predictive_std
 from byov.evaluation.convergence import Convergence, convergence

@@ -1,4 +1,4 @@
-"""Are two models unsure of the same images? BYOV's Figure 1b."""
+"""Are two models uncertain about the same images? BYOV's Figure 1b."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from byov.evaluation.resampling import pearson, spearman, with_error
 LEVELS = (0.5, 0.8, 0.95)
 GRID = 64
 FLOOR = 1e-7
-"""The least std whose logarithm is taken: float32 does not know a probability near 1 any better."""
+"""The least std whose logarithm is taken, about the precision of float32 for probabilities near 1."""
 
 
 @dataclass(frozen=True)
 class GaussianFit:
-    """A two-dimensional Gaussian by moments, and how well it fits.
+    """A two-dimensional Gaussian fitted by moments, and how well it fits.
 
     `coverage` is the share of images inside the ellipses that should hold 50, 80 and 95 %; `skewness` and `kurtosis`
     are Mardia's, 0 and 8 for a Gaussian.
@@ -33,7 +33,7 @@ class GaussianFit:
 
 @dataclass(frozen=True)
 class Density:
-    """A Gaussian kernel density estimate on a grid, `density[row of y][column of x]`."""
+    """A Gaussian kernel density estimate on a grid, indexed as `density[y][x]`."""
 
     x: list[float]
     y: list[float]
@@ -42,9 +42,9 @@ class Density:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two predictive standard deviations of the same images, and how they go together.
+    """Two predictive standard deviations for the same images, and how they are related.
 
-    Errors are bootstrap standard errors over images. The fit and the density are of log₁₀ std where `log` is set.
+    Errors are bootstrap standard errors over images. With `log`, the fit and the density are of log₁₀ std.
     """
 
     first: list[float]
@@ -67,13 +67,13 @@ def alignment(first: Tensor, second: Tensor, log: bool = False, bootstraps: int 
     """Compare two predictive standard deviations (N,) of the same N images."""
     a, b = (x.detach().double().cpu().numpy() for x in (first, second))
     if a.ndim != 1 or a.shape != b.shape or len(a) < 8:
-        raise ValueError(f"Alignment is of two numbers for each of at least 8 images, not {a.shape} and {b.shape}.")
+        raise ValueError(f"Alignment needs two numbers for each of at least 8 images, not {a.shape} and {b.shape}.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("Alignment is of finite numbers.")
+        raise ValueError("Alignment needs finite numbers.")
     if a.std() == 0 or b.std() == 0:
         raise ValueError("One of the two models has the same std for every image: there is nothing to align.")
     if log and min(a.min(), b.min()) <= 0:
-        raise ValueError("The logarithm of a std needs one above 0 for every image.")
+        raise ValueError("Alignment of logarithms needs a std above 0 for every image.")
     a, b = (_short(x) for x in (a, b))
     x, y = (np.log10(a), np.log10(b)) if log else (a, b)
     (r, r_error), (rank, rank_error) = (with_error(which, x, y, bootstraps, seed) for which in (pearson, spearman))
@@ -82,7 +82,7 @@ def alignment(first: Tensor, second: Tensor, log: bool = False, bootstraps: int 
 
 
 def gaussian_fit(x: np.ndarray, y: np.ndarray) -> GaussianFit:
-    """Fit the Gaussian with the points' moments, the shares in its ellipses, and Mardia's measures."""
+    """Fit a Gaussian by moments; also compute the coverage of its ellipses, and Mardia's measures."""
     points = np.stack([x, y], axis=1)
     mean, covariance = points.mean(0), np.cov(points.T, bias=True)
     centred = points - mean
@@ -106,17 +106,17 @@ def _kde(x: np.ndarray, y: np.ndarray) -> Density:
     try:
         density = gaussian_kde(np.stack([x, y]))(np.stack([across.ravel(), up.ravel()])).reshape(GRID, GRID)
     except np.linalg.LinAlgError:
-        raise ValueError("The two models' std lie on a line: a density of them has no meaning.") from None
+        raise ValueError("The two models' std lie on a line, so they have no density.") from None
     return Density(_short(grids[0]).tolist(), _short(grids[1]).tolist(), _short(density).tolist())
 
 
 def _short(values: np.ndarray) -> np.ndarray:
-    """Keep six digits: what is computed is computed from what is recorded."""
+    """Round to six digits, so that everything is computed from the recorded values."""
     return np.array([float(f"{v:.6g}") for v in values.ravel()]).reshape(values.shape)
 
 
 def both_scales(first: Tensor, second: Tensor, seed: int) -> list[Alignment]:
-    """Align two predictive std as the paper does, and their logarithms."""
+    """Align two predictive std as in the paper, and their logarithms."""
     logarithms = alignment(first.clamp_min(FLOOR), second.clamp_min(FLOOR), log=True, seed=seed)
     return [alignment(first, second, seed=seed), logarithms]
 

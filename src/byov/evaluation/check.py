@@ -1,9 +1,9 @@
-"""byov.check: is the posterior doing anything? In numbers, and in a sentence for each thing that is wrong."""
+"""byov.check: does the posterior have any effect? It returns numbers, and a warning for each problem found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, log
 from typing import Any
 
@@ -36,35 +36,35 @@ from byov.runs.run import NO_NETWORK, mean_is_no_network
 from byov.train.loop import WIDE
 
 MOVED = log(1.25)
-"""The median |log σ − log σ₀| from which σ has moved. Adam at 1e-3 carries log σ by 0.05 in a hundred steps; where σ
-learns, its own noise alone carries it by a third or more."""
+"""The least median |log σ − log σ₀| at which σ counts as moved. Adam at 1e-3 moves log σ by 0.05 in a hundred steps;
+when σ is learning, noise alone moves it by a third or more."""
 DIFFER = 0.02
-"""The share of the entropy that has to be mutual information: the rest is what one network could say as well."""
+"""The least share of the entropy that must be mutual information; a single network could express the rest."""
 FAR = 0.05
-"""How much lower the accuracy at μ may be than under draws."""
+"""How far the accuracy at μ may fall below the accuracy under draws."""
 POINT, NATS = 0.001, 0.01
-"""The last digit of an accuracy and of an NLL that count; fewer do where so few inputs do not give as many."""
+"""The precision required of an accuracy and an NLL, unless there are too few inputs to reach it."""
 RESAMPLED = 40
-"""How often the draws are drawn again from themselves, for the errors of what they say together."""
+"""The number of bootstrap resamples of the draws, for standard errors."""
 LAYER_SCALE = log(2.0)
-"""How far a layer's own scale may have moved since `Gaussian(relative=…)` took it."""
+"""How far the log of a layer's scale may have changed since `Gaussian(relative=…)` read it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What `byov.check` found. Printed, it is a line or two of numbers, and a line for each of `sentences`.
+    """The result of `byov.check`. It prints as one or two lines of numbers, and one line for each of `sentences`.
 
     Attributes:
-        inputs: how many were read.
+        inputs: the number of inputs.
         samples: the number of draws.
-        moved: the median |log σ − log σ₀| of the Gaussians; None where there are none.
-        snr: the median |μ|/σ of all weights that vary.
-        entropy: of the mean over draws, in nats, averaged over the inputs.
-        mutual_information: the part of it that the draws' differences are, in nats.
-        at_mean: with labels, `top1`, `nll` and `ece` at μ.
+        moved: the median |log σ − log σ₀| of the Gaussians; None if there are none.
+        snr: the median |μ|/σ of all weights with σ > 0.
+        entropy: the entropy of the mean over draws, in nats, averaged over the inputs.
+        mutual_information: the part of the entropy that comes from differences between the draws, in nats.
+        at_mean: `top1`, `nll` and `ece` at μ; None without labels.
         under_draws: the same under draws.
-        error: the Monte-Carlo standard error of `top1` and `nll` under draws, by the bootstrap over draws.
-        sentences: what is not as it should be; empty where nothing is.
+        error: the Monte-Carlo standard error of `top1` and `nll` under draws, by a bootstrap over draws.
+        sentences: the problems found, one sentence each.
     """
 
     inputs: int
@@ -95,7 +95,7 @@ class Check:
 
 
 def formatted(scores: Mapping[str, float]) -> str:
-    """Write accuracy, NLL and ECE with the digits that they are checked for."""
+    """Format accuracy, NLL and ECE with the digits that `check` verifies."""
     return f"accuracy {100 * scores['top1']:.1f} %, NLL {scores['nll']:.3f}, ECE {100 * scores['ece']:.1f} %"
 
 
@@ -109,27 +109,27 @@ def check(
     task: Task | None = None,
     output: Output | None = None,
 ) -> Check:
-    """Tell whether a classifier's posterior is doing anything: `print(byov.check(model, x, y))`.
+    """Check whether a classifier's posterior has any effect: `print(byov.check(model, x, y))`.
 
-    It gives numbers, and sentences where σ has not moved, draws hardly differ, the posterior is wide, the draws are too
-    few for the digits shown, or the mean is no network. The model is left as it was.
+    Returns numbers, and a warning if σ has not moved, the draws hardly differ, the posterior is wide, there are too few
+    draws for the digits shown, or the mean is not a usable network. The model is not changed.
 
     Args:
-        model: a BayesianModule that classifies, or a module around one.
+        model: a BayesianModule that classifies, or a module containing one.
         loader_or_x: a batch (a tensor, or a mapping of keyword arguments), a pair (x, y), or a loader of either.
-        y: the labels of a batch; with labels, scores are compared at μ and under draws.
-        samples: how many draws; each batch of a loader sees the same ones.
-        generator: of the draws; without one, a new one is seeded by torch's global generator.
-        task: of `byov.predict`, one with classes; a token's label -100 is left out.
-        output: of `byov.predict`.
+        y: the labels of a batch. With labels, scores at μ are compared with scores under draws.
+        samples: the number of draws; the same draws are used for every batch of a loader.
+        generator: the random generator of the draws; by default a new one seeded by torch's global generator.
+        task: as in `byov.predict`, but limited to tasks with classes. Token labels of -100 are ignored.
+        output: as in `byov.predict`.
     """
     inner = posterior_of(outer := unwrap(model))
     if inner is None:
         raise TypeError(
-            f"check asks what a posterior does, and {type(outer).__name__} has none: give it to byov.bayesianize first."
+            f"check needs a posterior, and {type(outer).__name__} has none: call byov.bayesianize on it first."
         )
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-        raise ValueError(f"A check compares draws, so it needs at least two, not samples={samples!r}.")
+        raise ValueError(f"check compares draws, so it needs at least two, not samples={samples!r}.")
     if generator is None:
         generator = Generator(device_of(inner)).manual_seed(int(torch.randint(1 << 62, ())))
     seen, reading = _Accumulated(samples), Reading(task, output, inner.net)
@@ -138,14 +138,14 @@ def check(
         generator.set_state(start)  # the same draws for every batch
         found = serving(x if isinstance(x, Tensor | Mapping) else [(x,)], generator)
         if found.task not in CLASSES:
-            raise ValueError(f"check reads probabilities of classes: a task is one of {CLASSES}, not {found.task!r}.")
+            raise ValueError(f"check needs class probabilities: the task must be one of {CLASSES}, not {found.task!r}.")
         labels = None if labels is None else aligned(labels, serving.reading)
         seen.update(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
     return seen.compute(inner)
 
 
-def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
-    """Return how far log σ is from its start, by the median, and a sentence if that is next to nothing."""
+def sigma_movement(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
+    """Return the median distance of log σ from its start, and a warning if σ has hardly moved."""
     parts = [moved for factor in model.factors if isinstance(factor.family, Gaussian) for moved in [_moved(factor)]]
     if not parts:
         return None, ()
@@ -154,8 +154,8 @@ def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
         return value, ()
     by = f"half of the weights' σ are within {100 * (exp(value) - 1):.0f} % of where they started"
     return value, (
-        f"σ has not moved: {by}. Give ρ = log σ² a rate of its own, Adam(byov.parameter_groups(model, lr, steps)), or"
-        " train for longer.",
+        f"σ has not moved: {by}. Give ρ = log σ² its own learning rate, Adam(byov.parameter_groups(model, lr, steps)),"
+        " or train for longer.",
     )
 
 
@@ -163,9 +163,9 @@ def unmoved(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
 def _moved(factor: Any) -> Tensor:
     """Return |log σ − log σ₀| of each weight of a Gaussian.
 
-    With `relative` σ₀ is a share of the layer's scale when training began, which is not kept. All σ of a layer were
-    then the same: what counts is how far they have parted, or by how much they have left twice or half the share of
-    the scale that the layer has now.
+    With `relative`, σ₀ is a share of the layer's scale when training began, which is not stored. All σ of a layer were
+    equal then. So this takes the larger of two distances: from the layer's median log σ, and from the σ₀ that the
+    layer's present scale would give, less LAYER_SCALE.
     """
     log_std = 0.5 * precise(factor.get_parameter("log_var"))
     start = factor.family.layer_roles(factor.layout, factor.flat_mean()).get("log_var")
@@ -179,18 +179,18 @@ def _moved(factor: Any) -> Tensor:
 
 @torch.no_grad()
 def _snr(model: BayesianModule) -> float:
-    """Return the median |μ|/σ of the weights that vary; infinite where none does."""
+    """Return the median |μ|/σ of the weights with σ > 0; infinity if there are none."""
     mean, std = (torch.cat([getattr(f, name)() for f in model.factors]) for name in ("flat_mean", "flat_std"))
     varies = std > 0
     return float((mean[varies].abs() / std[varies]).median()) if bool(varies.any()) else float("inf")
 
 
 def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple[Batch, Tensor | None]]:
-    """Yield inputs with their labels, or with None, batch by batch."""
+    """Yield each batch of inputs with its labels, or None."""
     if _is_pair(loader_or_x) and y is None:
         loader_or_x, y = loader_or_x
     if not isinstance(loader_or_x, Iterable | Dataset):
-        kinds = "a tensor, a mapping, a data set, a pair (x, y) or a loader"
+        kinds = "a tensor, a mapping, a dataset, a pair (x, y) or a loader"
         raise TypeError(f"check takes {kinds}, not {type(loader_or_x).__name__}.")
     takes, (one, batches) = Takes.of(net), batches_of(loader_or_x, net)
     if one is not None:
@@ -198,19 +198,19 @@ def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple
         yield x, _tensor(labels_of(one, x)) if y is None and isinstance(one, Mapping) else y
         return
     if y is not None:
-        raise ValueError("Labels y go with one batch x; a loader gives its own, in (x, y) pairs.")
+        raise ValueError("Pass labels y only with a single batch x; a loader must yield (x, y) pairs.")
     for batch in batches:
         x = first_of(batch, takes)
         yield x, _tensor(labels_of(batch, x))
 
 
 def _tensor(labels: Any) -> Tensor | None:
-    """Return labels that are a tensor; what else stands beside inputs, such as names of files, is none."""
+    """Return labels if they are a tensor, else None: a loader may yield other things, such as file names."""
     return labels if isinstance(labels, Tensor) else None
 
 
 def _is_pair(batch: Any) -> bool:
-    """Tell a pair (x, y) from a tuple of two batches: labels are whole numbers."""
+    """Tell an (x, y) pair from a tuple of two batches: labels are integers."""
     return (
         isinstance(batch, tuple)
         and len(batch) == 2
@@ -229,12 +229,12 @@ def _at_mean(outer: nn.Module, model: BayesianModule, x: Batch, reading: Reading
 
 
 def _rows(probs: Tensor, dim: int) -> Tensor:
-    """Bring class probabilities (N, C, …) to (rows, C), on the CPU."""
+    """Reshape class probabilities (N, C, …) to (rows, C), on the CPU."""
     return probs.movedim(dim, -1).flatten(0, -2).cpu()
 
 
 class _Accumulated:
-    """What the batches so far say: predictions, labels, and scores under draws resampled from the draws."""
+    """Predictions and labels of the batches so far, and their scores under resampled draws."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.inputs = samples, 0
@@ -262,20 +262,17 @@ class _Accumulated:
             return
         if labels.is_floating_point() or labels.numel() != each.shape[1]:
             got = f"{labels.dtype} {tuple(labels.shape)}"
-            raise ValueError(
-                f"check takes a class number for each of {each.shape[1]} predictions, not labels of {got}."
-            )
+            raise ValueError(f"check needs a class index for each of {each.shape[1]} predictions, not labels of {got}.")
         labels = labels.cpu().long().flatten()
         self.labels.append(labels)
-        for i, weights in enumerate(self.weights):  # one at a time: together they would take much memory
+        for i, weights in enumerate(self.weights):  # one at a time, to save memory
             mean = torch.tensordot(weights.to(each.dtype), each, 1)
-            of_label = mean.gather(1, labels[:, None]).clamp_min(torch.finfo(mean.dtype).tiny)
-            self.nll[i] -= of_label.double().log().sum()
+            self.nll[i] += _losses(mean, labels).sum()
             self.correct[i] += (mean.argmax(1) == labels).sum()
 
     def compute(self, model: BayesianModule) -> Check:
         if not self.mean:
-            raise ValueError("The loader is empty: there is nothing to check.")
+            raise ValueError("The loader is empty.")
         at_mean, drawn = torch.cat(self.mean), torch.cat(self.drawn)
         total = float(entropy(drawn).double().mean())
         information = max(total - self.expected / len(drawn), 0.0)
@@ -284,58 +281,57 @@ class _Accumulated:
         if labels is not None:
             error = {"top1": float((self.correct / len(drawn)).std()), "nll": float((self.nll / len(drawn)).std())}
             scores = (main_scores(at_mean, labels), main_scores(drawn, labels), error)
-        moved, sentences = unmoved(model)
-        snr = _snr(model)
-        sentences += (
-            _differ(information, total) + _wide(snr, *scores[:2]) + _few(self.samples, drawn, scores[2], labels)
-        )
-        sentences += _no_network(model, *scores[:2])
-        return Check(self.inputs, self.samples, moved, snr, total, information, *scores, sentences)
+        moved, sentences = sigma_movement(model)
+        found = Check(self.inputs, self.samples, moved, _snr(model), total, information, *scores, sentences)
+        sentences += _differ(found) + _wide(found) + _few(found, drawn, labels) + _no_network(found, model)
+        return replace(found, sentences=sentences)
 
 
-Scores = dict[str, float] | None
+def _losses(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return −log of the probability of each label (N, 1)."""
+    return -probs.gather(1, labels[:, None]).clamp_min(torch.finfo(probs.dtype).tiny).double().log()
 
 
-def _differ(information: float, total: float) -> tuple[str, ...]:
-    if information >= DIFFER * total:
+def _differ(found: Check) -> tuple[str, ...]:
+    if found.mutual_information >= DIFFER * found.entropy:
         return ()
-    share = f"{100 * information / max(total, 1e-12):.1f} % of the entropy"
+    information = f"{found.mutual_information:.2g} nats, {100 * found.share:.1f} % of the entropy"
     return (
-        f"The draws hardly differ: their mutual information is {information:.2g} nats, {share}, under"
-        f" {100 * DIFFER:.0f} %. A plain network would say the same.",
+        f"The draws hardly differ: their mutual information is {information}, below {100 * DIFFER:.0f} %. A plain"
+        " network would predict the same.",
     )
 
 
-def _wide(snr: float, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
-    """Warn of a wide posterior, unless labels say that its draws predict no worse than its mean."""
-    if snr >= WIDE or (at_mean is not None and drawn is not None and drawn["nll"] <= at_mean["nll"]):
+def _wide(found: Check) -> tuple[str, ...]:
+    """Warn of a wide posterior, unless the labels show that its draws predict no worse than its mean."""
+    at_mean, drawn = found.at_mean, found.under_draws
+    if found.snr >= WIDE or (at_mean is not None and drawn is not None and drawn["nll"] <= at_mean["nll"]):
         return ()
     return (
-        f"The posterior is wide: the median |μ|/σ is {snr:.2g}, under {WIDE:g}, so that most weights are noise. Try a"
+        f"The posterior is wide: the median |μ|/σ is {found.snr:.2g}, below {WIDE:g}, so most weights are noise. Try a"
         " smaller β, a narrower start, or more steps.",
     )
 
 
-def _few(samples: int, drawn: Tensor, error: Scores, labels: Tensor | None) -> tuple[str, ...]:
-    """Warn where the error of the draws is above the last digit, and above half of that of so few inputs."""
+def _few(found: Check, drawn: Tensor, labels: Tensor | None) -> tuple[str, ...]:
+    """Warn if the error from the draws exceeds both the last digit shown and half the error from the inputs."""
+    samples, error = found.samples, found.error
     if error is None or labels is None:
         return ()
     right = (drawn.argmax(1) == labels).double()
-    nll = -drawn.gather(1, labels[:, None]).clamp_min(torch.finfo(drawn.dtype).tiny).double().log()
-    point, nats = (0.5 * float(each.std(correction=0)) / len(labels) ** 0.5 for each in (right, nll))
+    point, nats = (0.5 * float(each.std(correction=0)) / len(labels) ** 0.5 for each in (right, _losses(drawn, labels)))
     needed = ceil(samples * max(error["top1"] / max(point, POINT), error["nll"] / max(nats, NATS)) ** 2)
     if needed <= samples:
         return ()
     known = f"the accuracy to ± {100 * error['top1']:.2f} points and the NLL to ± {error['nll']:.3f}"
-    return (
-        f"Too few draws for the digits shown: {samples} give {known}; about {float(f'{needed:.1g}'):,.0f} would do.",
-    )
+    return (f"Too few draws for the digits shown: {samples} give {known}; use about {float(f'{needed:.1g}'):,.0f}.",)
 
 
-def _no_network(model: BayesianModule, at_mean: Scores, drawn: Scores) -> tuple[str, ...]:
+def _no_network(found: Check, model: BayesianModule) -> tuple[str, ...]:
     if mean_is_no_network(model):
         return (NO_NETWORK,)
+    at_mean, drawn = found.at_mean, found.under_draws
     if at_mean is None or drawn is None or drawn["top1"] - at_mean["top1"] < FAR:
         return ()
     lower = f"{100 * at_mean['top1']:.1f} % at μ, {100 * drawn['top1']:.1f} % under draws"
-    return (f"The mean is no network that the draws agree with (accuracy {lower}): predict with byov.predict.",)
+    return (f"The mean network disagrees with the draws (accuracy {lower}): predict with byov.predict.",)

@@ -14,20 +14,20 @@ from byov.posterior.random import stream
 from byov.prediction.result import entropy
 
 SCORED_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
-"""The numbers of draws at which scores are read."""
+"""The numbers of draws at which scores are computed."""
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Averages over the images, for each number of draws K; every `spread` is a deviation over bootstraps.
+    """Averages over the images for each number of draws K. A `spread` is a standard deviation over bootstraps.
 
     Attributes:
         draws: the numbers of draws K.
-        mean: the predictive mean of the probability of each image's class: the class that all draws together predict.
-        mean_spread: of that average.
-        std: the standard deviation of that probability over K draws (divided by K, so that one draw has none).
-        std_spread: of that average.
-        image_spread: the deviation over bootstraps of a single image's predictive mean: falls as 1/√K.
+        mean: the predictive mean of the probability of one class per image: the one predicted by all draws together.
+        mean_spread: the spread of `mean`.
+        std: the standard deviation of that probability over K draws (divided by K, so it is 0 for one draw).
+        std_spread: the spread of `std`.
+        image_spread: the spread of a single image's predictive mean; it falls as 1/√K.
     """
 
     draws: list[int]
@@ -41,14 +41,14 @@ class Convergence:
 def convergence(
     draws: Tensor, counts: Sequence[int] = range(1, 51), bootstraps: int = 50, seed: int = 0
 ) -> Convergence:
-    """Compute it from class probabilities (S, N, C): sets of K draws are drawn from the S, with replacement."""
+    """Compute convergence from class probabilities (S, N, C), resampling K of the S draws with replacement."""
     if draws.ndim != 3 or not draws.numel():
-        raise ValueError(f"Convergence is of class probabilities (S, N, C) under S draws, not {tuple(draws.shape)}.")
+        raise ValueError(f"Convergence needs class probabilities (S, N, C) under S draws, not {tuple(draws.shape)}.")
     if len(draws) < 2 or bootstraps < 2 or not counts or min(counts) < 1:
-        raise ValueError("Convergence needs at least two draws, two bootstraps, and numbers of draws from 1.")
+        raise ValueError("Convergence needs at least two draws, two bootstraps, and numbers of draws of at least 1.")
     chosen = draws.double().mean(0).argmax(1)
     values = draws.double().gather(2, chosen.expand(len(draws), -1)[..., None]).squeeze(2)
-    # Each bootstrap is one sequence of draws, of which K are taken: what moves along K is then not the choice of draws.
+    # Each bootstrap takes the first K of one sequence of draws, so changes with K do not come from other draws.
     generator = Generator().manual_seed(stream(seed, 0))
     picked = torch.randint(len(draws), (bootstraps, max(counts)), generator=generator).to(values.device)
     rows = []
@@ -65,10 +65,10 @@ def convergence(
 
 
 def score_convergence(draws: Tensor, labels: Tensor, bins: int = 15, bootstraps: int = 30) -> dict[str, Any]:
-    """Score the mean of K draws, for sets of K that are drawn with replacement from class probabilities (S, N, C).
+    """Score the mean of K draws, resampled with replacement from class probabilities (S, N, C).
 
     Returns:
-        {"draws": [K, …], score: {"mean": […], "deviation": […]}}, mean and deviation over the sets.
+        {"draws": [K, …], score: {"mean": […], "deviation": […]}}: means and standard deviations over the resamples.
     """
     size = len(draws)
     counts = [count for count in SCORED_COUNTS if count < size] + [size]

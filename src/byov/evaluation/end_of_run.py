@@ -1,4 +1,4 @@
-"""What a command says when a run has ended: a line of scores, what is not as it should be, and what to type next."""
+"""The lines that a command prints at the end of a run: scores, warnings and the next command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from byov.data import ImageSet
 from byov.data.labelled import check_classes, in_memory
 from byov.data.printable import reason
 from byov.device import choose_device
-from byov.evaluation.check import check, formatted, unmoved
+from byov.evaluation.check import check, formatted, sigma_movement
 from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
 from byov.runs import Reading, open_run
@@ -24,32 +24,32 @@ from byov.ssl.classifiers import KNN
 from byov.ssl.features import features
 
 LIMIT = 2000
-"""At most so many images, drawn at random: this is a look and not an evaluation."""
+"""The most images, chosen at random: this is a quick look, not an evaluation."""
 SAMPLES, NEIGHBOURS, BATCH = 30, 20, 256
 
 
 def train_lines(folder: Path) -> list[str]:
-    """Return what `byov train` ends with; where something cannot be read, the reason instead of an error."""
+    """Return the last lines of `byov train`; if something cannot be read, they give the reason."""
     try:
         lines = _scores(_opened(folder))
-    except Exception as error:  # the run is finished and kept, whatever is wrong with its images
+    except Exception as error:  # the run is finished and saved, even if its images cannot be read
         lines = [_unread(error)]
     return [*lines, f"Next: byov evaluate {shlex.quote(str(folder))} --shift augmentations"]
 
 
 def pretrain_lines(folder: Path) -> list[str]:
-    """Return what `byov pretrain` ends with; likewise."""
+    """Return the last lines of `byov pretrain`; if something cannot be read, they give the reason."""
     lines, data = [], ""
     try:
         run = _opened(folder)
         assert isinstance(run, Pretrained)
         if run.q is not None:
-            lines += [f"warning: {sentence}" for sentence in unmoved(run.q)[1]]
+            lines += [f"warning: {sentence}" for sentence in sigma_movement(run.q)[1]]
         if run.recipe.data.load("train").labels is None:
-            data = " --data NAME, of labelled images"
+            data = " --data NAME (of labelled images)"
         else:
             lines.append(_neighbours(run))
-    except Exception as error:  # likewise
+    except Exception as error:  # as above
         lines.append(_unread(error))
     return [*lines, f"Next: byov probe {shlex.quote(str(folder))}{data}"]
 
@@ -59,7 +59,7 @@ def _unread(error: Exception) -> str:
 
 
 def _opened(folder: Path) -> Run:
-    reading = Reading(samples=SAMPLES, trust=True)  # whose recipe has just been run
+    reading = Reading(samples=SAMPLES, trust=True)  # its recipe has just been run
     run = open_run(folder, reading)
     if run.recipe.train.accelerator == "cpu":
         return run
@@ -67,7 +67,7 @@ def _opened(folder: Path) -> Run:
 
 
 def _images(run: Run, split: str) -> ImageSet:
-    """Load labelled images of a split, at most LIMIT of them; of "test" those held out, if the recipe holds any out."""
+    """Load at most LIMIT labelled images of a split; "test" means the held-out images if the recipe holds any out."""
     config = run.recipe.data
     split = "holdout" if split == "test" and config.holdout else split
     data = config.load(split)
@@ -81,7 +81,7 @@ def _scores(run: Run) -> list[str]:
     data = _images(run, "test")
     assert data.labels is not None
     if tuple(data.class_names) != run.class_names:
-        return ["No scores: the test images have other classes than the training images."]
+        return ["No scores: the test images and the training images have different classes."]
     what = f"{run.recipe.data.name}, {'held out' if run.recipe.data.holdout else 'test'}"
     if run.q is None:
         probs = run.predictor(data.images.float() / 255).mean
@@ -99,7 +99,7 @@ def _batches(data: ImageSet, normalisation: dict[str, Any]) -> Iterator[tuple[Te
 
 
 def _neighbours(run: Pretrained) -> str:
-    """Score nearest neighbours at μ, without any fitting."""
+    """Score nearest neighbours at μ, which needs no fitting."""
     train, test = _images(run, "train"), _images(run, "test")
     check_classes(train, test, "test")
     assert train.labels is not None

@@ -1,4 +1,4 @@
-"""What `byov explore` can tell about runs: the numbers of each item, as plain JSON."""
+"""The numbers behind each item of `byov explore`, as plain JSON."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Found = dict[str, Any]
 
 
 class Inapplicable(ValueError):
-    """None of the runs has what an item is about."""
+    """Raised if an item applies to none of the runs."""
 
 
 def explore(item: str, runs: Sequence[Run], bootstraps: int = 50, ood: str | None = None) -> Found:
-    """Compute the numbers of an item for runs; raise `Inapplicable` where none of them has what it is about."""
+    """Compute the numbers of an item for runs; raise `Inapplicable` if it applies to none of them."""
     if runs[0].reading.samples < 2 or bootstraps < 2:
         raise ValueError("Exploration needs at least two draws and two bootstraps.")
     if (limit := runs[0].reading.limit) is not None and limit < LEAST_IMAGES:
@@ -74,10 +74,10 @@ def _noise(run: Run, bootstraps: int, ood: str | None) -> Found | None:
 def _alignment(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
     drawn = [run for run in runs if run.posterior]
     if len(drawn) < 2:
-        raise Inapplicable("Alignment compares two runs with posteriors, such as BYOV and a supervised one: give both.")
+        raise Inapplicable("Alignment compares two runs with posteriors, such as BYOV and a supervised run: give both.")
     first, second = drawn[:2]
     if len(first.images) != len(second.images) or not torch.equal(first.labels, second.labels):
-        raise Inapplicable(f"{first.name} and {second.name} are not of the same images.")
+        raise Inapplicable(f"{first.name} and {second.name} were not read on the same images.")
     one, other = (predictive_std(run.prediction.std.cpu()) for run in (first, second))
     found = [asdict(made) for made in both_scales(one, other, first.reading.seed)]
     return {"first": first.name, "second": second.name, "alignment": found}
@@ -93,10 +93,9 @@ def _gallery(run: Run, bootstraps: int, ood: str | None) -> Found:
 
 def _humans(run: Run, bootstraps: int, ood: str | None) -> Found:
     if run.data != "cifar10":
-        raise Inapplicable("People's votes are at hand for CIFAR-10 only (CIFAR-10H), and not all runs are of it.")
-    root = run.reading.root
+        raise Inapplicable("People's votes are available only for CIFAR-10 (CIFAR-10H), and not all runs use it.")
     try:
-        votes = cifar10h(None if root is None else str(root))[run.places]
+        votes = cifar10h(run.reading.root)[run.places]
     except ValueError as error:
         raise Inapplicable(str(error)) from error
     assert run.at_mean.entropy is not None
@@ -116,7 +115,7 @@ def _representation(run: Run, bootstraps: int, ood: str | None) -> Found | None:
     r, own = run.reading, run.images
     sets = [own] if ood is None else [own, labelled(ood, "test", r.root, *run.shape, r.limit, r.seed)]
     if own.name == sets[-1].name and ood is not None:
-        raise ValueError(f"{run.name} is read on {own.name} itself: --ood takes the name of other images.")
+        raise ValueError(f"{run.name} is read on {own.name} itself: --ood needs other images.")
     made = [run_measures(run, each.images) for each in sets]
     readings = {
         each.name: asdict(retrieval(measures, embeddings, each.labels, 4 * bootstraps, r.seed))
@@ -134,7 +133,7 @@ Item = Callable[[Sequence[Run], int, str | None], Found]
 
 
 def _of_each(of: Callable[[Run, int, str | None], Found | None], nothing: str = "") -> Item:
-    """Return the item that holds the numbers of each run that has any, by the run's name."""
+    """Return an item with the numbers of each run to which it applies, by the run's name."""
 
     def item(runs: Sequence[Run], bootstraps: int, ood: str | None) -> Found:
         found = {run.name: made for run in runs if (made := of(run, bootstraps, ood)) is not None}
@@ -146,30 +145,28 @@ def _of_each(of: Callable[[Run, int, str | None], Found | None], nothing: str = 
 
 
 ITEMS: dict[str, Item] = {
-    "layers": _of_each(_layers, "None of the runs has a posterior, whose layers could be shown."),
-    "convergence": _of_each(_convergence, "None of the runs has a posterior to draw from, which convergence needs."),
-    "noise": _of_each(_noise, "None of the runs is of byov pretrain with a posterior, whose parts noise goes through."),
+    "layers": _of_each(_layers, "Layers need a run with a posterior."),
+    "convergence": _of_each(_convergence, "Convergence needs a run with a posterior."),
+    "noise": _of_each(_noise, "Noise needs a run of byov pretrain with a posterior."),
     "alignment": _alignment,
     "gallery": _of_each(_gallery),
     "humans": _of_each(_humans),
-    "representation": _of_each(
-        _representation, "None of the runs is of byov pretrain, whose embeddings this is about."
-    ),
+    "representation": _of_each(_representation, "Representation needs a run of byov pretrain."),
 }
 """The items by name; `byov.report.figures.EXPLORED` draws each."""
 
 
 def parse_items(what: str) -> list[str]:
-    """Read "layers,noise" or "all"."""
+    """Parse "layers,noise" or "all"."""
     items = list(ITEMS) if what == "all" else [name.strip() for name in what.split(",")]
     for item in items:
         if item not in ITEMS:
-            raise ValueError(f"--what is {', '.join(ITEMS)} or all, not {item!r}.")
+            raise ValueError(f"--what must be {', '.join(ITEMS)} or all, not {item!r}.")
     return list(dict.fromkeys(items))
 
 
 def check_folder(out: Path, items: Sequence[str], force: bool) -> None:
-    """Refuse a folder in which files of the items would be overwritten."""
+    """Raise if files of the items would be overwritten in the folder."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: --out takes the name of a folder.")
     for item in items:
@@ -187,15 +184,15 @@ def explore_runs(
     advance: Advance = lambda *_: None,
     ood: str | None = None,
 ) -> Iterator[tuple[str, Found | str]]:
-    """Open runs, compute items, write each to OUT/ITEM.json, and give it; with `skip`, the reason it was left out."""
+    """Open runs, compute items, write each to OUT/ITEM.json and yield it, or with `skip` the reason it was left out."""
     names = [path.resolve().name if path.is_dir() else str(path) for path in paths]
     names = names if len(set(names)) == len(names) else [str(path) for path in paths]
     if len(set(names)) < len(names):
-        raise ValueError("The same run is named twice.")
+        raise ValueError("The same run is given twice.")
     if ood is not None:
         if "representation" not in items:
-            raise ValueError("--ood names the foreign images of --what representation.")
-        labelled(ood, "test", reading.root, limit=1)  # refused before anything is written
+            raise ValueError("--ood is only for --what representation.")
+        labelled(ood, "test", reading.root, limit=1)  # raises before anything is written
     runs = [open_run(path, reading, name) for path, name in zip(paths, names, strict=True)]
     kept = ("samples", "seed", "limit", "train_limit", "fit_samples")
     settings = {name: getattr(reading, name) for name in kept} | {"bootstraps": bootstraps, "ood": ood}
@@ -214,5 +211,5 @@ def explore_runs(
 
 
 def about(run: Run) -> Found:
-    """Say which weights and which images: the numbers depend on them."""
+    """Return the weights and images that the numbers depend on."""
     return {"kind": run.kind, "weights": run.digest, "posterior": run.posterior, "data": which_images(run.images)}

@@ -1,4 +1,4 @@
-"""The images that a model is most and least certain of, with what it says of them."""
+"""The images that a model is most and least certain of, with its predictions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shown:
-    """One image: its place in the set, what is true of it and what the model says, and its pixels themselves.
+    """One image: its index in the dataset, its label and prediction, and its pixels.
 
-    `pixels` are the bytes of a uint8 array of `shape` (C, H, W), as base64: the figure needs no data set.
+    `pixels` holds a uint8 array of `shape` (C, H, W) in base64, so that the figure does not need the dataset.
     """
 
     index: int
@@ -32,13 +32,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The most and the least certain images by a measure of uncertainty, each from its end inwards."""
+    """The most and the least certain images by a measure of uncertainty, the most extreme first."""
 
     measure: str
     accuracy_most_certain: float
-    """Of the tenth of the images that the model is most certain of."""
+    """The accuracy on the tenth of the images with the least uncertainty."""
     accuracy_least_certain: float
-    """Of the tenth that it is least certain of."""
+    """The accuracy on the tenth with the most uncertainty."""
     most_certain: list[Shown]
     least_certain: list[Shown]
 
@@ -52,40 +52,35 @@ def gallery(
     measure: str = "mutual information",
     count: int = 24,
 ) -> Gallery:
-    """Pick `count` images (uint8, (N, C, H, W)) from both ends of `uncertainty` (N,); ties in the images' order."""
+    """Pick `count` images (uint8, (N, C, H, W)) from each end of `uncertainty` (N,); ties keep the images' order."""
     probs, uncertainty, labels = probs.cpu(), uncertainty.cpu(), labels.cpu()
     if not len(images) == len(labels) == len(probs) == len(uncertainty):
         sizes = f"{len(images)}, {len(labels)}, {len(probs)} and {len(uncertainty)}"
-        raise ValueError(f"A gallery has a label, probabilities and an uncertainty for every image, not {sizes}.")
+        raise ValueError(f"A gallery needs one label, prediction and uncertainty per image; their numbers are {sizes}.")
     if images.dtype != torch.uint8 or count < 1:
-        raise ValueError("A gallery is of at least one uint8 image.")
+        raise ValueError("A gallery needs uint8 images, and a count of at least 1.")
     if not bool(uncertainty.isfinite().all()):
         raise ValueError("A gallery needs finite uncertainties.")
-    order = certain_first(uncertainty)
+    order = uncertainty.argsort(stable=True)
     correct = (probs.argmax(1) == labels).double()[order]
     tenth = max(1, len(order) // 10)
     ends = [show(images, labels, class_names, probs, uncertainty, end[:count]) for end in (order, order.flip(0))]
     return Gallery(measure, float(correct[:tenth].mean()), float(correct[-tenth:].mean()), *ends)
 
 
-def certain_first(uncertainty: Tensor) -> Tensor:
-    """Return the images' places by growing uncertainty (N,); ties in the images' order."""
-    return torch.sort(uncertainty, stable=True).indices
-
-
 def confident_mistakes(probs: Tensor, labels: Tensor) -> Tensor:
-    """Return the places of the images whose most probable class is not their label, the most confident first."""
+    """Return the indices of the misclassified images, the most confident first."""
     confidence, predicted = probs.max(1)
     wrong = (predicted != labels).nonzero()[:, 0]
     return wrong[confidence[wrong].argsort(descending=True, stable=True)]
 
 
 def show(
-    images: Tensor, labels: Tensor, class_names: Sequence[str], probs: Tensor, uncertainty: Tensor, places: Tensor
+    images: Tensor, labels: Tensor, class_names: Sequence[str], probs: Tensor, uncertainty: Tensor, indices: Tensor
 ) -> list[Shown]:
-    """Return the images at some places with what a model says of them; arguments as in `gallery`, on the CPU."""
+    """Return the images at some indices with their predictions; arguments as in `gallery`, on the CPU."""
     found = []
-    for index in places.tolist():
+    for index in indices.tolist():
         image, best = images[index].cpu(), int(probs[index].argmax())
         shown = Shown(
             index,

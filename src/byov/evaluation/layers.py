@@ -1,4 +1,4 @@
-"""Layer-wise σ and |μ|/σ: over training, as a run recorded them (BYOV's Figures 3 and 6), and at its end."""
+"""Layer-wise σ and |μ|/σ: during training, from a run's records (BYOV's Figures 3 and 6), and at its end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ QUANTITIES = {
     "snr_max": "maximal |μ|/σ",
 }
 PARTS: dict[str, Any] = {"projector": ("#D55E00", "-"), "predictor": ("#CC79A7", "--")}
-"""A student's heads, which the paper tells from the encoder; the encoder's layers are coloured by depth."""
+"""The style of a student's heads, which the paper separates from the encoder; encoder layers are coloured by depth."""
 WIDTH = 1 + len(QUANTITIES)
 RECORD = {"step": int, "epoch": REAL, "layers": {"*": [(*REAL, type(None))]}}
-"""A line of layers.jsonl: of each layer its number of weights, then the quantities."""
+"""A line of layers.jsonl: for each layer its number of weights, then the quantities."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
 class LayerHistory:
-    """What each layer's posterior looked like: each quantity by layer, then by record; None where it has no number."""
+    """The record of each layer's posterior: each quantity by layer, then by record; None where it has no value."""
 
     steps: list[int]
     epochs: list[float]
@@ -42,20 +42,22 @@ class LayerHistory:
     snr_mean: list[list[float | None]]
     snr_max: list[list[float | None]]
     records: list[int] | None = None
-    """By point, how many records it aggregates; None where each is one record: the weights after one step."""
+    """The number of records behind each point; None if each point is one record, taken after one step."""
 
 
 def layer_history(run: Path) -> LayerHistory:
-    """Read the records in a run's `layers.jsonl`; the run is named by its folder or a file in it."""
+    """Read a run's `layers.jsonl`; `run` is its folder or a file in it."""
     file = (run if run.is_dir() else run.parent) / "layers.jsonl"
     if not file.is_file():
-        raise ValueError(f"{run} has no layers.jsonl: it has no posterior, or was trained before they were recorded.")
+        raise ValueError(
+            f"{run} has no layers.jsonl: it has no posterior, or was trained by a version that did not record layers."
+        )
     records = [record for record in read_lines(file) if not misfit(record, RECORD)]
     if not records:
-        raise ValueError(f"{file} holds no record: the run has not begun, or the file is another's.")
+        raise ValueError(f"{file} holds no records: the run has not started, or the file was not written by byov.")
     layers = list(records[0]["layers"])
     if any(list(r["layers"]) != layers or any(len(found) != WIDTH for found in r["layers"].values()) for r in records):
-        raise ValueError(f"{file} is damaged: its records are not all of the same layers.")
+        raise ValueError(f"{file} is damaged: its records list different layers.")
     columns: dict[str, Any] = {
         quantity: [[record["layers"][layer][1 + i] for record in records] for layer in layers]
         for i, quantity in enumerate(QUANTITIES)
@@ -72,8 +74,8 @@ def layer_history(run: Path) -> LayerHistory:
 def per_epoch(history: LayerHistory) -> LayerHistory:
     """Aggregate records by epoch: means of means, maxima of maxima (BYOV's footnote 5).
 
-    The start, before any step, is a point of its own. The paper aggregates every step of an epoch; here it is the steps
-    that were recorded, about 100 of a run. With more epochs than that a point is one step, and some epochs have none.
+    The start, before any step, is a separate point. The paper aggregates every step of an epoch; here only about 100
+    steps of a run are recorded. In a run with more epochs than that, a point is one step, and some epochs have none.
     """
     members: dict[int, list[int]] = {}
     for i, epoch in enumerate(history.epochs):
@@ -93,24 +95,24 @@ def per_epoch(history: LayerHistory) -> LayerHistory:
 
 
 def aggregation(histories: Sequence[LayerHistory]) -> str:
-    """Say in one sentence what the points of `per_epoch` histories stand for."""
+    """Describe in one sentence what a point of `per_epoch` histories aggregates."""
     counts = [count for history in histories for count in (history.records or [1])[1:]] or [1]
     least, most = min(counts), max(counts)
     missing = any(len(h.epochs) - 1 < h.epochs[-1] for h in histories if h.epochs)
     if most == 1:
-        told = "Each point is the weights after one step"
-        return f"{told}: the run recorded fewer steps than it has epochs." if missing else f"{told} of its epoch."
+        point = "Each point shows the weights after one step"
+        return f"{point}: the run recorded fewer steps than it has epochs." if missing else f"{point} of its epoch."
     how_many = f"{most}" if least == most else f"{least} to {most}"
     return f"Each point aggregates the {how_many} recorded steps of its epoch: means of means, maxima of maxima."
 
 
 @torch.no_grad()
 def layer_quantiles(q: BayesianModule) -> list[dict[str, Any]]:
-    """Return of each random tensor its name, size and shape, and the QUANTILES of σ and |μ|/σ over its weights."""
+    """Return the name, size and shape of each random tensor, and the QUANTILES of σ and |μ|/σ over its weights."""
     mean, std, snr = q.mean(), q.std(), q.snr()
     rows = []
     for name in mean:
-        # torch.quantile refuses more than 16 million values; a random million says the same to three digits.
+        # torch.quantile is limited to 16 million values; a random million agrees to three digits.
         picked = torch.randperm(mean[name].numel(), generator=torch.Generator().manual_seed(0))[:1_000_000]
         row: dict[str, Any] = {"name": name, "weights": mean[name].numel(), "shape": list(mean[name].shape)}
         for what, values in (("sigma", std[name]), ("snr", snr[name])):

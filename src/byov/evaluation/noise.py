@@ -1,4 +1,4 @@
-"""How does the variance over draws change as noise on the images grows? BYOV's Figure 7."""
+"""How does the variance over draws change with noise on the images? BYOV's Figure 7."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NOISE = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 
 @dataclass(frozen=True)
 class NoiseVariance:
-    """The variance over draws after each stage, the mean over its outputs, by stage, strength of noise and image.
+    """The variance over draws after each stage, averaged over its outputs, by stage, noise level and image.
 
-    `correlation` holds Spearman's between two stages over all images and strengths, `variation` each stage's relative
-    deviation (std/mean) over the images at each strength: the paper sees it fall. Stages that draws do not change,
-    since the posterior covers nothing up to there, are left out.
+    `correlation` holds Spearman's correlation of two stages over all images and noise levels. `variation` holds each
+    stage's relative standard deviation (std/mean) over the images at each noise level, which falls in the paper. Stages
+    that the draws do not change, because the posterior covers nothing up to them, are left out.
     """
 
     stages: list[str]
@@ -47,26 +47,24 @@ def noise_variance(
     stages: Sequence[str] = STAGES,
     **options: Unpack[ImageOptions],
 ) -> NoiseVariance:
-    """Send images (N, C, H, W) in [0, 1] with noise added, cut to [0, 1], through the stages under `samples` draws.
+    """Pass noisy images (N, C, H, W), clipped to [0, 1], through the stages under `samples` draws.
 
     Args:
-        model: a posterior over a network whose modules named `stages` feed each other in that order.
-        images: what noise is added to; every strength uses the same noise, scaled, and the same draws.
-        noise: the standard deviations.
-        samples: how many draws.
-        seed: of noise and draws.
-        stages: the modules' names.
-        options: `ImageOptions`, among them the `mean` and `std` that noisy images are standardised by.
+        model: a posterior over a network whose modules named in `stages` feed each other in that order.
+        images: the images in [0, 1]; every noise level uses the same noise, scaled, and the same draws.
+        noise: the standard deviations of the noise.
+        samples: the number of draws.
+        seed: the seed of noise and draws.
+        stages: the names of the modules.
+        options: `ImageOptions`, including the `mean` and `std` that standardise the noisy images.
     """
     if not isinstance(model, BayesianModule):
-        raise TypeError(f"Variance under draws is of a BayesianModule, not of {type(model).__name__}.")
+        raise TypeError(f"Variance under draws needs a BayesianModule, not {type(model).__name__}.")
     missing = [stage for stage in stages if not isinstance(getattr(model.net, stage, None), nn.Module)]
     if missing:
-        raise ValueError(
-            f"The network has no part called {missing[0]!r}; noise is followed through {', '.join(stages)}."
-        )
+        raise ValueError(f"The network has no module {missing[0]!r}; the stages are {', '.join(stages)}.")
     if samples < 2 or not noise or min(noise) < 0:
-        raise ValueError("Variance under noise needs at least two draws, and strengths of noise from 0.")
+        raise ValueError("Variance under noise needs at least two draws, and noise levels of at least 0.")
     device = next(model.q.parameters()).device
     how: ImageOptions = {"device": device, **options}
     eps = torch.randn(images.shape, generator=Generator().manual_seed(stream(seed, 0)))
@@ -84,7 +82,7 @@ def noise_variance(
     variance = torch.stack([torch.stack([(m.square / m.count).mean(1) for m in row]) for row in moments]).double().cpu()
     varied = [i for i in range(len(stages)) if bool((variance[i] > 0).all())]
     if not varied:
-        raise ValueError("The draws make no difference after any of the parts: the posterior covers none of them.")
+        raise ValueError("The draws change none of the stages: the posterior covers none of them.")
     variance, names = variance[varied], [stages[i] for i in varied]
     ranks = {
         f"{names[i]}, {names[j]}": spearman(variance[i].flatten().numpy(), variance[j].flatten().numpy())

@@ -1,4 +1,4 @@
-"""A command's run in Python: its network, its classes, and what it predicts."""
+"""Open a run of the command line in Python: its network, its classes and its predictions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from byov.data.config import Like
 from byov.data.tables import features
 from byov.device import choose_device
 from byov.evaluation.predictions import find_images
-from byov.evaluation.regressions import predicted
+from byov.evaluation.regressions import open_table, predicted
 from byov.prediction import Prediction
-from byov.runs import Reading, Run, open_run, read_header
+from byov.runs import Reading, Run, open_run
 from byov.runs.header import is_table
-from byov.train.tabular import Regressor, Tabular, restore
+from byov.train.tabular import Regressor, Tabular
 
 
 class Opened:
-    """A run of `byov train` on images, or of `byov pretrain`, whose probe predicts, fitted when first asked.
+    """A run of `byov train` on images, or of `byov pretrain`; the latter predicts by a probe, fitted on first use.
 
     Attributes:
-        run: all there is to read: data, predictor, protocol.
-        model: the network, a BayesianModule where it has a posterior; in eval mode.
+        run: the run, with its data, predictor and protocol.
+        model: the network in eval mode, a BayesianModule if it has a posterior.
     """
 
     def __init__(self, run: Run) -> None:
@@ -37,12 +37,12 @@ class Opened:
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes."""
         if self.run.class_names is None:
-            _ = self.run.predictor  # which is fitted to them
+            _ = self.run.predictor  # fitting it sets the names
         return self.run.class_names or ()
 
     @property
     def recipe(self) -> dict[str, Any] | None:
-        """Return how the network is made, for `model.save_pretrained(…, recipe=run.recipe)`; None of one's own."""
+        """Return how to build the network, for `model.save_pretrained(…, recipe=run.recipe)`; None for a custom one."""
         about = {} if self.run.header is None else self.run.header.about
         name = about.get("config", {}).get("model", {}).get("name", "python:")
         if self.run.kind != "train" or name.startswith("python:"):
@@ -51,14 +51,14 @@ class Opened:
         return {"byov": name, "classes": len(self.classes), "channels": channels, "image_size": size}
 
     def predict(self, x: Any, samples: int | None = None) -> Prediction:
-        """Predict images: under `samples` draws, by default the reading's; at μ with 0, or without a posterior.
+        """Predict images under `samples` draws, by default those of the reading; at μ if 0 or without a posterior.
 
-        `x` is a picture file or several, a folder, a data set or its name, or a tensor or an array (N, C, H, W) of
-        uint8, or of floats in [0, 1]. Every call uses the same draws.
+        `x` is one or more image files, a folder, a dataset or its name, or a tensor or array (N, C, H, W) of uint8, or
+        of floats in [0, 1]. Every call uses the same draws.
         """
         count = self.run.reading.samples if samples is None else samples
         if count < 0:
-            raise ValueError(f"predict takes a number of draws, or 0 for μ, not {samples}.")
+            raise ValueError(f"samples is a number of draws, or 0 for μ, not {samples}.")
         return self.run.predictor(self._pixels(x), count if count and self.run.posterior else None)
 
     def _pixels(self, x: Any) -> Tensor:
@@ -73,7 +73,7 @@ class Opened:
                 raise ValueError(batches.left_out())
         x = x.images if isinstance(x, ImageSet) else torch.from_numpy(x) if isinstance(x, np.ndarray) else x
         if not isinstance(x, Tensor) or x.ndim != 4:
-            raise TypeError("predict takes picture files, a folder, a data set, or images (N, C, H, W).")
+            raise TypeError("predict takes image files, a folder, a dataset, or images (N, C, H, W).")
         return (x / 255 if x.dtype == torch.uint8 else x.float()).to(self.run.reading.device)
 
 
@@ -81,8 +81,8 @@ class OpenedTable:
     """A run of `byov train` on a table.
 
     Attributes:
-        model: the network of standardised features and targets, a BayesianModule where it has a posterior.
-        columns: the features' names, where the table has them.
+        model: the network on standardised features and targets, a BayesianModule if it has a posterior.
+        columns: the names of the features, if the table has them.
     """
 
     def __init__(self, module: Regressor, recipe: Tabular, like: Like, reading: Reading) -> None:
@@ -91,7 +91,7 @@ class OpenedTable:
         self.columns = like.columns
 
     def predict(self, x: Any, samples: int | None = None) -> Prediction:
-        """Predict rows (N, D), or those of a file, at their own scale; `std` has the noise in it, `epistemic` not."""
+        """Predict rows (N, D), or those of a file, in original units; `std` includes noise, `epistemic` does not."""
         if isinstance(x, str | Path):
             x = features(str(x), self.like.channels, self.recipe.data.column, self.like.columns, self.like.target)
         count = self.reading.samples if samples is None else samples
@@ -111,20 +111,20 @@ class OpenedTable:
 
 
 def open(path: str | Path, device: str = "auto", trust: bool = False, **reading: Any) -> Opened | OpenedTable:
-    """Open what `byov train` or `byov pretrain` left in a folder.
+    """Open a run of `byov train` or `byov pretrain`.
 
     Args:
-        path: the folder, or its checkpoint.
-        device: "auto" is a GPU where there is one.
-        trust: import the code that the run's recipe names, `python:module:function`.
-        reading: what else `byov.runs.Reading` takes, such as samples, seed, root.
+        path: the run's folder, or its checkpoint.
+        device: "auto" uses a GPU if there is one.
+        trust: allow importing the code that the run's recipe names as `python:module:function`.
+        reading: other arguments of `byov.runs.Reading`, such as samples, seed or root.
 
     Example:
         run = byov.open("runs/bbb")
         run.predict("picture.jpg").mean, run.classes
     """
-    settings = Reading(device=choose_device(device), trust=trust, **reading)
+    place = choose_device(device)
+    settings = Reading(device=place, trust=trust, **reading)
     if is_table(str(path)):
-        header = read_header(path, ["table"]).trusted(trust)
-        return OpenedTable(*header.restored(restore, settings.device), settings)
+        return OpenedTable(*open_table(path, place, trust), settings)
     return Opened(open_run(path, settings))

@@ -1,4 +1,4 @@
-"""What a model predicts of each input, with its uncertainty; as columns, and as a CSV or NPZ file."""
+"""Predictions for each input with their uncertainty, as columns and as a CSV or NPZ file."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ NUMBERS = ("confidence", "std", "entropy", "expected_entropy", "mutual_informati
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Columns of the same length, one entry per input."""
+    """Columns of equal length, with one entry per input."""
 
     inputs: list[str]
-    """The file's name relative to its folder, or the number of the image."""
+    """The file name relative to its folder, or the index of the image."""
     probabilities: np.ndarray
     """(N, C)."""
     spread: np.ndarray
-    """(N, C): the deviation over draws of each probability."""
+    """(N, C): the standard deviation of each probability over draws."""
     columns: dict[str, np.ndarray]
-    """`predicted` (the class's number), `NUMBERS`, and `draws`."""
+    """`predicted` (the index of the class), `NUMBERS`, and `draws`."""
     class_names: tuple[str, ...]
     labels: np.ndarray | None = None
     unreadable: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Files that could not be read: at which place among the inputs, the name, and why."""
+    """Files that could not be read: the name and the reason, by position among the inputs."""
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share that is right; None without labels."""
+        """Return the share of correct predictions; None without labels."""
         return None if self.labels is None else float((self.columns["predicted"] == self.labels).mean())
 
     def most_uncertain(self, count: int = 10) -> list[int]:
-        """Return the inputs of largest entropy, most uncertain first."""
+        """Return the indices of the inputs with the largest entropy, most uncertain first."""
         return np.argsort(-self.columns["entropy"], kind="stable")[:count].tolist()
 
 
 def check_file(path: Path, force: bool) -> None:
-    """Refuse a file that predictions cannot be written to."""
+    """Raise if predictions cannot be written to this file."""
     if path.suffix not in (".csv", ".npz"):
         kind = path.suffix or "a file without a suffix"
         raise ValueError(f"Predictions are written as .csv or .npz, not as {kind}.")
@@ -73,18 +73,18 @@ def find_images(
     image_size: int | None,
     native: bool = False,
 ) -> tuple[ImageSet | FolderSet, Path | None]:
-    """Load images, labelled or not, and return the folder that their files' names are relative to.
+    """Load images, with or without labels; also return the folder that their file names are relative to.
 
-    `data` is a folder, an .npz file, the name of a set, or one or more picture files.
+    `data` is a folder, an .npz file, the name of a dataset, or one or more image files.
     """
     several = [data] if isinstance(data, str) else list(data)
     if several and all(map(is_picture, several)):
         if split is not None:
-            raise ValueError("Picture files have no splits: leave out --split.")
+            raise ValueError("Image files have no splits: leave out --split.")
         return pictures(several, image_size, channels or 3), None
     if len(several) != 1:
         other = next((name for name in several if not is_picture(name)), "nothing")
-        raise ValueError(f"Predict several picture files, or else one folder, file or set: {other} is no picture.")
+        raise ValueError(f"Give several image files, or a single folder, file or dataset: {other} is not an image.")
     data = several[0]
     path = Path(data.removeprefix("folder:")).expanduser()
     if data.startswith("folder:") or (path.is_dir() and ":" not in data):
@@ -101,35 +101,32 @@ def predict_all(
     root: Path | None = None,
     advance: Advance = lambda *_: None,
 ) -> Predictions:
-    """Predict every image of a set, a batch at a time: under draws where there is a posterior, else at μ.
+    """Predict every image of a dataset in batches, under draws if there is a posterior, otherwise at μ.
 
-    Of a folder, files that cannot be read are left out and named; names are relative to `root`. `advance` hears what
-    is done, how many images are, and of how many.
+    Files of a folder that cannot be read are left out and listed; names are relative to `root`. `advance` is called
+    with the current step, the number of images done, and their total.
     """
     samples = run.reading.samples if run.posterior else None
     rows: list[dict[str, np.ndarray]] = []
     indices: list[int] = []
-    parts = []
     batches = Batches(data, run.reading.batch_size, shuffle=False, drop_last=False, tolerated=1.0)
     for batch in batches:
         if not rows and run.kind == "pretrain":
             advance("fitting the probe", 0, len(data))
-            _ = run.predictor  # which is fitted when it is first asked for
+            _ = run.predictor  # fitted on first use
         advance("predicting", len(indices), len(data))
-        prediction = _predicted(run, batch.images.float() / 255, samples)
-        rows.append(_columns(prediction))
-        parts.append((prediction.mean.cpu().numpy(), prediction.std.cpu().numpy()))
+        rows.append(_columns(_predicted(run, batch.images.float() / 255, samples)))
         indices += batch.indices.tolist()
         advance("predicting", len(indices), len(data))
     if not rows:
         first, why = _name(data, 0, root), batches.unreadable[0]
         raise ValueError(f"None of the {len(data)} images of {data.name} can be read; the first is {first}: {why}.")
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    probabilities, spread = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    probabilities, spread = columns.pop("probabilities"), columns.pop("spread")
     classes = probabilities.shape[1]
     names = tuple(run.class_names or data.class_names)
     names = names if len(names) == classes else tuple(map(str, range(classes)))
-    same = tuple(data.class_names) == names  # else its labels are numbers of other classes
+    same = tuple(data.class_names) == names  # otherwise its labels index other classes
     labels = data.labels.cpu().numpy()[indices] if same and data.labels is not None else None
     inputs = [_name(data, i, root) for i in indices]
     unreadable = {i: (_name(data, i, root), why) for i, why in sorted(batches.unreadable.items())}
@@ -137,15 +134,21 @@ def predict_all(
 
 
 def _columns(prediction: Prediction) -> dict[str, np.ndarray]:
+    """Return the columns of `Predictions` for a batch, with "probabilities" and "spread"."""
     if not bool(prediction.mean.isfinite().all()):
-        raise ValueError("The model's probabilities are not finite for some of the images.")
+        raise ValueError("The model's probabilities are not finite for some images.")
     confidence, predicted = prediction.mean.max(1)
     used = prediction.samples
     draws = used.cpu().numpy() if isinstance(used, Tensor) else np.full(len(predicted), used)
-    spread = prediction.std.gather(1, predicted[:, None])[:, 0]
-    found = (confidence, spread, *(getattr(prediction, name) for name in NUMBERS[2:]))
-    numbers = {name: values.cpu().numpy() for name, values in zip(NUMBERS, found, strict=True)}
-    return {"predicted": predicted.cpu().numpy(), **numbers, "draws": draws}
+    found = {
+        "probabilities": prediction.mean,
+        "spread": prediction.std,
+        "predicted": predicted,
+        "confidence": confidence,
+        "std": prediction.std.gather(1, predicted[:, None])[:, 0],
+        **{name: getattr(prediction, name) for name in NUMBERS[2:]},
+    }
+    return {**{name: values.cpu().numpy() for name, values in found.items()}, "draws": draws}
 
 
 def _predicted(run: Run, images: Tensor, samples: int | None) -> Prediction:
@@ -157,14 +160,14 @@ def _predicted(run: Run, images: Tensor, samples: int | None) -> Prediction:
 
 
 def _name(data: ImageSet | FolderSet, index: int, root: Path | None) -> str:
-    """Return a file's name relative to `root`, or the number of an image in memory."""
+    """Return a file's name relative to `root`, or the index of an image in memory."""
     if isinstance(data, ImageSet):
         return str(index)
     return printable(data.paths[index] if root is None else os.path.relpath(data.paths[index], root))
 
 
 def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
-    """Say what the predictions depend on."""
+    """Return the settings that the predictions depend on."""
     r = run.reading
     return {
         "model": {"name": run.name, "kind": run.kind, "digest": run.digest, "posterior": run.posterior},
@@ -180,10 +183,10 @@ def prediction_protocol(run: Run, data: ImageSet | FolderSet) -> dict[str, Any]:
 
 
 def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
-    """Write a .csv with a row per input, or an .npz with all probabilities and the protocol too; whole or not at all.
+    """Write a .csv with a row per input, or an .npz that also holds all probabilities and the protocol.
 
-    A file that could not be read has a row of its own in the .csv, at its place and empty but for its name; the .npz
-    has their names under "unreadable" and nothing else of them.
+    The file is written completely or not at all. An input that could not be read has a row in the .csv that holds only
+    its name; the .npz lists such names under "unreadable".
     """
     with replacing(path) as fresh:
         if path.suffix == ".csv":
@@ -206,7 +209,7 @@ def write(found: Predictions, path: Path, protocol: dict[str, Any]) -> None:
 
 
 def _lines(found: Predictions) -> list[list[str]]:
-    """Return the header and the rows; those of unreadable files stand where the files do, so that none is missed."""
+    """Return the header and the rows; unreadable files keep their position."""
     lines = []
     for i, name in enumerate(found.inputs):
         truth = [] if found.labels is None else [found.class_names[found.labels[i]]]

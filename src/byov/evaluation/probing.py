@@ -21,12 +21,12 @@ from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe
 
 ProbeProtocol = Literal["lbfgs", "byol"]
 LINEAR = {"student": "byol", "student_draws": "byol_draws", "teacher": "byol_teacher"}
-"""The readings of BYOL's linear evaluation by their names in a result; each has a NAME_tempered beside it."""
+"""The readings of BYOL's linear evaluation and their names in a result; each also has a NAME_tempered."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbedRun:
-    """A run's probes, and everything that the numbers depend on."""
+    """The probes of a run, and everything that their scores depend on."""
 
     run: Pretrained
     result: ProbeResult
@@ -40,7 +40,7 @@ def probe_run(
     fit_samples: int = 8,
     k: int = 200,
     seed: int = 0,
-    root: str | None = None,
+    root: str | Path | None = None,
     device: str = "auto",
     data: str | None = None,
     temper: int = 0,
@@ -52,13 +52,13 @@ def probe_run(
     precision: Precision = "32-true",
     report: Advance | None = None,
 ) -> ProbedRun:
-    """Fit probes on the training images of a set, by default the run's own, and read them on another split of it.
+    """Fit probes on the training images of a dataset, by default the run's own, and score them on another split.
 
-    With `protocol="byol"` BYOL's linear evaluation, of student and teacher, is read beside the probes fitted by L-BFGS,
-    which are `network`'s; `epochs` is its length, and `report` is told how far it is.
+    `protocol="byol"` adds BYOL's linear evaluation of student and teacher to the probes of `network` fitted by L-BFGS;
+    `epochs` is its length, and `report` its progress callback.
     """
     if protocol not in get_args(ProbeProtocol):
-        raise ValueError(f"A protocol is lbfgs or byol, not {protocol!r}.")
+        raise ValueError(f"The protocol must be lbfgs or byol, not {protocol!r}.")
     linear = LinearSettings(epochs=epochs, draws_read=samples, seed=seed) if protocol == "byol" else None
     place = choose_device(device)
     reading = Reading(seed=seed, root=root, device=place, data=data, network=network, precision=precision, trust=trust)
@@ -82,7 +82,7 @@ def probe_run(
         "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
         "torch": str(torch.__version__),
     }
-    # What is not said is as in older files: the student, in float32.
+    # The defaults are not recorded, as in older files.
     about |= {"network": network} if network != "student" else {}
     about |= {"precision": precision} if precision != "32-true" else {}
     if linear is not None:

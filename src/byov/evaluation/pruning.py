@@ -1,4 +1,4 @@
-"""Prune a run: which part of its network, how what is left is read, and the file that it is written to."""
+"""Prune a run: the part of its network to prune, how to score the result, and the file to write."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PROBE_SETTINGS = ("l2", "holdout", "max_iter", "seed")
 Probing = Literal["fixed", "refitted"]
 Curve = dict[str, Any]
 Read = Callable[[nn.Module], Tensor]
-"""From a pruned network to its class probabilities (N, C) of the test images."""
+"""Returns the class probabilities (N, C) of a pruned network on the test images."""
 
 
 class Prunable:
-    """The part of a run's network that is pruned: of a pretraining run its encoder, of a supervised one all of it."""
+    """The part of a run's network that is pruned: the encoder of a pretraining run, all of a supervised network."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -42,25 +42,25 @@ class Prunable:
         self.name = run.recipe.model.encoder if run.kind == "pretrain" else run.recipe.model.name
 
     def where(self, name: str, module: nn.Module, parameter: Tensor) -> bool:
-        """Tell which parameters may be pruned; for `byov.prune`."""
+        """Return whether a parameter may be pruned, for `byov.prune`."""
         return name.startswith(self.prefix) and weights(name, module, parameter)
 
     def blocks(self, block: Block) -> bool:
-        """Tell which blocks may lose groups; for `byov.pruning.prune_groups`."""
+        """Return whether a block may lose groups, for `byov.pruning.prune_groups`."""
         return block.name.startswith(self.prefix)
 
     def kept(self, network: nn.Module) -> nn.Module:
-        """Return what is kept of a pruned network: the encoder, or all of it."""
+        """Return the part of a pruned network to keep: the encoder, or all of it."""
         return network.get_submodule("encoder") if self.prefix else network
 
 
 def reader(
     run: Run, train: ImageSet | None, test: ImageSet, probing: Probing = "fixed", seed: int = 0
 ) -> tuple[Read, dict[str, Any]]:
-    """Return how pruned versions of a run's network are read, and what a protocol should say about it.
+    """Return a function that scores pruned versions of a run's network, and its entry in the protocol.
 
-    A supervised network has an output layer of its own. On an encoder a linear probe is fitted to the training images:
-    "fixed" once, on the encoder as it was before pruning, so that nothing at all is retrained; or "refitted" to each.
+    A supervised network has its own output layer. For an encoder, a linear probe is fitted to the training images:
+    "fixed" fits it once before pruning, so nothing is retrained; "refitted" fits it to each pruned encoder.
     """
     if run.kind == "train":
         pixels = test.images.float() / 255
@@ -91,7 +91,7 @@ def curve(
     scope: Scope = "layer",
     bins: int = BINS,
 ) -> Curve:
-    """Prune a run's network to each sparsity and score what is left."""
+    """Prune a run's network to each sparsity and score the result."""
     found: Curve = {"by": by, "sparsity": list(sparsities), "top1": [], "ece": [], "nll": []}
     where = Prunable(run).where
     for sparsity in sparsities:
@@ -101,13 +101,13 @@ def curve(
     return found
 
 
-def orders(run: Run) -> tuple[By, ...]:
-    """Return the rankings that a run allows: by SNR only with a posterior."""
+def rankings_of(run: Run) -> tuple[By, ...]:
+    """Return the rankings that a run allows; SNR needs a posterior."""
     return ("magnitude",) if run.q is None else ("snr", "magnitude")
 
 
 def check_file(out: Path, run: Path, force: bool) -> None:
-    """Refuse a file that a pruned network cannot be written to, the run's own checkpoint first of all."""
+    """Raise if a pruned network cannot be written to this file, or if it is the run's own checkpoint."""
     file = checkpoint_of(run)
     if out.is_file() and file.exists() and out.samefile(file):
         raise ValueError(f"{out} is the run's own checkpoint: choose another --out.")
@@ -124,13 +124,13 @@ def prune_run(
     rounds: int = 0,
     epochs: int = 1,
     lr: float = 1e-3,
-    tell: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> nn.Module:
-    """Prune a run's network, at once or in rounds of fine-tuning, write what is left to a file, and return it."""
+    """Prune a run's network, at once or in rounds of fine-tuning, write the result to a file, and return it."""
     part = Prunable(run)
     about = {"kind": run.kind, "network": part.name, "run": run.name, "sparsity": sparsity, "by": by, "scope": scope}
     if rounds:
-        net = _prune_in_rounds(run, sparsity, rounds, by, scope, epochs, lr, tell)  # type: ignore[arg-type]
+        net = _prune_in_rounds(run, sparsity, rounds, by, scope, epochs, lr, log)  # type: ignore[arg-type]
         about |= {"rounds": rounds, "epochs": epochs, "lr": lr, "seed": run.reading.seed}
     elif groups:
         net = part.kept(prune_groups(run.network, sparsity, sparsity, by, scope, part.blocks))  # type: ignore[arg-type]
@@ -143,10 +143,10 @@ def prune_run(
 
 
 def _prune_in_rounds(
-    run: Run, sparsity: float, rounds: int, by: By, scope: Scope, epochs: int, lr: float, tell: Callable[[str], Any]
+    run: Run, sparsity: float, rounds: int, by: By, scope: Scope, epochs: int, lr: float, log: Callable[[str], Any]
 ) -> nn.Module:
     if run.kind != "train":
-        raise ValueError("Fine-tuning needs an output layer: prune a run of byov train in rounds.")
+        raise ValueError("Fine-tuning needs an output layer: only runs of byov train can be pruned in rounds.")
     r, test = run.reading, run.load_own("test")
     fine_tune = FineTune(
         run.recipe, run.load_own("train"), **run.normalisation, epochs=epochs, lr=lr, seed=r.seed, device=r.device
@@ -156,7 +156,7 @@ def _prune_in_rounds(
     def report(step: float, net: nn.Module) -> None:
         assert test.labels is not None
         top1 = metrics.accuracy(read(net), test.labels).item()
-        tell(f"{100 * step:5.1f} % zeros, fine-tuned: top-1 {100 * top1:.2f} %")
+        log(f"{100 * step:5.1f} % zeros, fine-tuned: top-1 {100 * top1:.2f} %")
 
     where = Prunable(run).where
     return prune_gradually(run.network, fine_tune, sparsity, rounds, by, scope, where, report=report).cpu()

@@ -20,7 +20,7 @@ from byov.posterior import BayesianModule
 from byov.prediction import predict
 from byov.runs import read_header
 from byov.runs.run import NO_NETWORK, digest, mean_is_no_network
-from byov.train.tabular import Regressor, held_out, restore
+from byov.train.tabular import Regressor, Tabular, held_out, restore
 
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Standard deviations on either side of the mean that hold 95 % of a Gaussian."""
@@ -28,7 +28,7 @@ NORMAL_95 = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions of N rows and T targets, at their own scale; draws are (S, N, T), a single one at μ."""
+    """Predictions of N rows and T targets, in original units; draws are (S, N, T), with S = 1 at μ."""
 
     draws: Tensor
     precision: Tensor
@@ -39,16 +39,16 @@ class Predicted:
 
     @property
     def spread(self) -> Tensor:
-        """Return the standard deviation over draws: what more data would take away."""
+        """Return the standard deviation over draws, the part that more data would reduce."""
         return self.draws.std(0, correction=0)
 
     @property
     def std(self) -> Tensor:
-        """Return the standard deviation with the noise 1/τ in it."""
+        """Return the standard deviation, including the noise 1/τ."""
         return (self.draws.var(0, correction=0) + 1.0 / self.precision).sqrt()
 
     def scores(self, y: Tensor) -> dict[str, float]:
-        """Score against targets (N, T): RMSE, mean log density per target, and the share within 95 % intervals."""
+        """Score against targets (N, T): RMSE, mean log density per target, and the coverage of 95 % intervals."""
         outputs = range(y.shape[1])
         density = [log_predictive_density(self.draws[..., t], y[:, t], float(self.precision[t])) for t in outputs]
         inside = (y - self.mean).abs() <= NORMAL_95 * self.std
@@ -60,9 +60,9 @@ class Predicted:
 
 
 def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, seed: int = 0) -> Predicted:
-    """Predict rows X (N, D) at their own scale: at μ without `samples`, else under so many draws."""
+    """Predict rows X (N, D), given in original units, under `samples` draws, or at μ if None."""
     if X.ndim != 2 or X.shape[1] != like.channels:
-        raise ValueError(f"The run takes rows of {like.channels} features, not of {X.shape[-1]}.")
+        raise ValueError(f"The run needs rows of {like.channels} features, not {X.shape[-1]}.")
     scale = Scale(*(torch.tensor(moment, dtype=torch.float64) for moment in (like.mean, like.std)))
     x = scale.standardise(X.double()).to(module.y_mean)
     net: Any = module.net
@@ -75,6 +75,11 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     return Predicted(module.target_scale.restore(draws.double().cpu()), module.precision)
 
 
+def open_table(path: str | Path, device: torch.device, trust: bool) -> tuple[Regressor, Tabular, Like]:
+    """Open a run on a table: its module, its recipe, and the form of its rows."""
+    return read_header(path, ["table"]).trusted(trust).restored(restore, device)
+
+
 def evaluate_run(
     name: str,
     samples: int,
@@ -85,9 +90,9 @@ def evaluate_run(
     force: bool = False,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Score a run on the test rows of its split, at μ and under draws; write the scores and their protocol to `out`."""
+    """Score a run on the test rows of its split, at μ and under draws; write scores and protocol to `out`."""
     check_out(out, force)
-    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
+    module, recipe, like = open_table(name, device, trust)
     data, X, y = held_out(recipe, like, root)
     posterior = isinstance(module.net, BayesianModule)
     readings: dict[str, int | None] = {"at_mean": None, **({"under_draws": samples} if posterior else {})}
@@ -117,15 +122,15 @@ def predict_run(
     force: bool = False,
     trust: bool = False,
 ) -> Predicted:
-    """Predict the rows of a file and write a .csv: the mean, its standard deviation, and that over draws."""
+    """Predict the rows of a file and write a .csv with mean, standard deviation and standard deviation over draws."""
     if out.suffix != ".csv":
-        raise ValueError(f"Predictions of a table are written as .csv, not as {out.name}.")
+        raise ValueError(f"Predictions for a table are written as .csv, not as {out.name}.")
     check_out(out, force)
-    module, recipe, like = read_header(name, ["table"]).trusted(trust).restored(restore, device)
+    module, recipe, like = open_table(name, device, trust)
     X = features(data, like.channels, recipe.data.column, like.columns, like.target)
     found = predicted(module, like, X, samples, seed)
     if not found.std.isfinite().all():
-        raise ValueError(f"The predictions of {data} are not finite for some of the rows.")
+        raise ValueError(f"The predictions of {data} are not finite for some rows.")
     columns = (found.mean[:, 0].tolist(), found.std[:, 0].tolist(), found.spread[:, 0].tolist())
     with replacing(out) as fresh, fresh.open("w", newline="", encoding="utf-8") as file:
         write = csv.writer(file)

@@ -1,4 +1,4 @@
-"""What a network knows without any label: how far draws, or augmentations, move the embedding of each image."""
+"""Uncertainty without labels: how far draws, or augmentations, move the embedding of each image."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MEASURES = {
     **{f"augmented_spread_{stage}": f"augmented, {stage}" for stage in STAGES},
     "negative_norm": "−‖embedding‖",
 }
-"""What `Representation.measures` may hold, in words."""
+"""The possible keys of `Representation.measures`, in words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Representation:
-    """How uncertain the embedding e of each image is, told without labels; by stage for a student with its heads.
+    """The uncertainty of each image's embedding e without labels, by stage for a student with heads.
 
     With e_s the output of a stage under draw (or augmentation) s of S, and u_s = e_s / ‖e_s‖:
 
-        spread   = 1 − ‖(1/S) Σ_s u_s‖          0 where all point the same way, 1 where they point anywhere
-        variance = (1/D) Σ_d Var_s(e_s,d)       the trace of the covariance, over the number of outputs
+        spread   = 1 − ‖(1/S) Σ_s u_s‖          0 if all point the same way, 1 if they point anywhere
+        variance = (1/D) Σ_d Var_s(e_s,d)       the trace of the covariance, divided by D
 
     Attributes:
-        embeddings: (N, D), the encoder's at μ, of the images as they are.
+        embeddings: (N, D), the encoder's output at μ for the unchanged images.
         spread: by stage, (N,).
         variance: by stage, (N,).
         over: "draws" or "augmentations".
-        draws: how many of them.
+        draws: their number.
     """
 
     embeddings: Tensor
@@ -54,7 +54,7 @@ class Representation:
 
     @property
     def norm(self) -> Tensor:
-        """Return the length (N,) of the embedding at μ: small where a network without a posterior is unsure."""
+        """Return the norm (N,) of the embedding at μ, which is small if a network without a posterior is uncertain."""
         return self.embeddings.norm(dim=1)
 
     @property
@@ -64,7 +64,7 @@ class Representation:
 
     @property
     def measures(self) -> dict[str, Tensor]:
-        """Return each measure by its name in MEASURES, larger where less certain; without stages that nothing moves."""
+        """Return the measures by name, larger if less certain; stages that nothing moves are left out."""
         if self.over == "draws":
             found = {f"spread_{stage}": values for stage, values in self.spread.items()}
             found |= {f"variance_{stage}": values for stage, values in self.variance.items()}
@@ -89,35 +89,36 @@ def representation_uncertainty(
     Memory does not grow with the number of draws.
 
     Args:
-        model: an encoder; a student with a projector and a predictor behind its `encoder`; or a BYOL or BYOV with a
-            `student` in it. Either may be a BayesianModule.
+        model: an encoder; a student with an `encoder`, a projector and a predictor; or a BYOL or BYOV module with a
+            `student`. Encoder and student may be a BayesianModule.
         images: (N, C, H, W), uint8, or floats in [0, 1].
-        draws: how many posterior draws, each held over all images, or how many augmentations of each image.
-        generator: of the draws or the augmentations; torch's global one by default.
-        over: "draws" of a posterior, or "augmentations", for any network, at μ.
-        views: the augmentations, both pipelines in turn; by default the model's own, else BYOL's.
-        options: `ImageOptions`, among them the `mean` and `std` that images are standardised by.
+        draws: the number of posterior draws, each used for all images, or of augmentations per image.
+        generator: the generator of the draws or augmentations; torch's global one by default.
+        over: "draws" of a posterior, or "augmentations" at μ, for any network.
+        views: the augmentations, alternating between both pipelines; by default the model's own, otherwise BYOL's.
+        options: `ImageOptions`, including the `mean` and `std` that standardise the images.
     """
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise ValueError(f"A spread needs at least two draws, not draws={draws!r}.")
     if over not in OVER:
-        raise ValueError(f"A spread is over {' or '.join(OVER)}, not {over!r}.")
+        raise ValueError(f"The spread must be over {' or '.join(OVER)}, not {over!r}.")
     encoder = Encoder.of(model)
     if over == "draws" and encoder.posterior is None:
-        raise ValueError("The network has no posterior to draw from; over='augmentations' moves its images instead.")
+        raise ValueError("The network has no posterior to draw from; use over='augmentations'.")
     if options.get("device") is None:
         options["device"] = encoder.device
-    parts = _parts(model, encoder)
-    moments = {stage: (Moments("regression"), Moments("regression")) for stage in parts}
-    with _weights(encoder, list(parts.values())) as write:
+    stages = _parts(model, encoder)
+    parts = list(stages.values())
+    moments = {stage: (Moments("regression"), Moments("regression")) for stage in stages}
+    with _weights(encoder, parts) as write:
         write(None)
         (embeddings,) = stage_outputs([encoder.module], images, **options)
         if over == "draws" and encoder.posterior is not None:
             noise = encoder.posterior.noise
-            moved = _drawn(list(parts.values()), images, draws, lambda: write(noise(generator)), options)
+            moved = _drawn(parts, images, draws, lambda: write(noise(generator)), options)
         else:
             views = views or getattr(model, "views", None) or Views()
-            moved = _augmented(list(parts.values()), images, draws, generator, views, options)
+            moved = _augmented(parts, images, draws, generator, views, options)
         for outputs in moved:
             for (whole, unit), output in zip(moments.values(), outputs, strict=True):
                 whole.update(output[None])
@@ -131,7 +132,7 @@ def representation_uncertainty(
 
 
 def chain(parts: Sequence[nn.Module], widths: list[int]) -> Callable[[Tensor], Tensor]:
-    """Return a function to the outputs of parts that feed each other, side by side (N, ΣD); it fills in `widths`."""
+    """Return a function that concatenates the outputs (N, ΣD) of parts that feed each other; it fills in `widths`."""
 
     def forward(batch: Tensor) -> Tensor:
         outputs = []
@@ -145,13 +146,13 @@ def chain(parts: Sequence[nn.Module], widths: list[int]) -> Callable[[Tensor], T
 
 
 def stage_outputs(parts: Sequence[nn.Module], images: Tensor, **options: Unpack[ImageOptions]) -> tuple[Tensor, ...]:
-    """Compute the outputs (N, D) of parts that feed each other, in float32, with the weights they have now."""
+    """Compute the outputs (N, D) of parts that feed each other, in float32, with their current weights."""
     widths: list[int] = []
     return extract(chain(parts, widths), images, **options).split(widths, dim=1)
 
 
 def _parts(model: nn.Module, encoder: Encoder) -> dict[str, nn.Module]:
-    """Return the encoder and, of a student, the heads behind it, in the order in which they feed each other."""
+    """Return the encoder and the heads of a student, in the order in which they feed each other."""
     student = getattr(model, "student", model)
     student = student.net if isinstance(student, BayesianModule) else student
     found: dict[str, nn.Module] = {"encoder": encoder.module}
@@ -165,10 +166,10 @@ def _parts(model: nn.Module, encoder: Encoder) -> dict[str, nn.Module]:
 
 @contextmanager
 def _weights(encoder: Encoder, parts: list[nn.Module]) -> Iterator[Callable[[list[Noise] | None], None]]:
-    """Put the parts into eval mode; give what writes a draw's weights into them, or those at μ."""
+    """Put the parts into eval mode; yield a function that writes the weights of a draw, or those at μ, into them."""
     if encoder.posterior is None:
         with lock_of(encoder.module), evaluating(nn.ModuleList(parts)):
-            yield lambda noise: None  # its weights are at μ
+            yield lambda noise: None  # the weights are those at μ
     else:
         resident = Resident(encoder.posterior)
         with resident.installed():
@@ -178,7 +179,7 @@ def _weights(encoder: Encoder, parts: list[nn.Module]) -> Iterator[Callable[[lis
 def _drawn(
     parts: list[nn.Module], images: Tensor, draws: int, draw: Callable[[], None], options: ImageOptions
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield each stage's outputs under draw after draw."""
+    """Yield the outputs of each stage, draw by draw."""
     for _ in range(draws):
         draw()
         yield stage_outputs(parts, images, **options)
@@ -192,10 +193,10 @@ def _augmented(
     views: Views,
     options: ImageOptions,
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield each stage's outputs of augmentation after augmentation, those of the two pipelines in turn."""
+    """Yield the outputs of each stage, augmentation by augmentation, alternating between the two pipelines."""
     views = replace(views, mean=_numbers(options.get("mean")), std=_numbers(options.get("std")))
     views.check(images)
-    options = {**options, "mean": None, "std": None}  # standardised last, by the views
+    options = {**options, "mean": None, "std": None}  # the views standardise
     for i in range(0, draws, 2):
         widths: list[int] = []
         outputs = chain(parts, widths)
@@ -214,6 +215,6 @@ def _numbers(values: Sequence[float] | None) -> tuple[float, ...] | None:
 
 
 def _spread(unit: Moments) -> Tensor:
-    """Compute 1 − ‖m‖ from the variance t of unit vectors, ‖m‖² = 1 − t, which loses no digits where it is small."""
+    """Compute 1 − ‖m‖ from the variance t of unit vectors, where ‖m‖² = 1 − t, accurately for small t."""
     total = (unit.square / unit.count).sum(1)
     return total / (1 + (1 - total).clamp_min(0).sqrt())

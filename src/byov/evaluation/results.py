@@ -1,4 +1,4 @@
-"""Evaluate a run into a file of results: the protocol and the rows so far, whole at every moment."""
+"""Evaluate a run and write a results file, which holds the protocol and all rows so far and is valid at any time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from byov.data.labelled import check_classes
 from byov.data.shift import Shift
-from byov.evaluation.retrieval import without_labels
+from byov.evaluation.retrieval import label_free_scores
 from byov.evaluation.rows import Row, corruption_errors, evaluate, plan, shifts_for, strength_note, summarise
 from byov.evaluation.scores import conventions
 from byov.files import REAL, check_out, misfit, read_json, write_json
@@ -28,8 +29,8 @@ from byov.train.config import flatten
 
 KIND = "byov evaluate"
 FREE = {"model.name", "data.root", "conventions.ece_floor", "conventions.representation"}
-"""What may differ between two protocols: names of places, where the digests agree; and what a score that older files
-lack stands for."""
+"""Keys that may differ between two protocols: paths, since digests identify the data, and the definitions of scores
+that older files lack."""
 MOST_BINS = 100_000
 SCORES = {"*": (*REAL, type(None))}
 ROW = {"shift": str, "severity": int, "at_mean": SCORES, "under_draws?": SCORES}
@@ -52,23 +53,23 @@ PATTERN = {
     "rows": [ROW],
     "summary": {},
 }
-"""Of a file of results, as far as it is read."""
+"""The parts of a results file that are read."""
 
 
 class Results:
     """The rows of one protocol in one file.
 
-    A file of the same protocol is taken up again, its rows are `rows`. Another one is refused, unless `force` says that
-    it may be overwritten; that happens with the first row that is written.
+    An existing file with the same protocol is continued, starting from its `rows`. A file with another protocol raises,
+    unless `force` allows overwriting it; it is overwritten when the first row is written.
     """
 
     def __init__(self, path: Path, protocol: dict[str, Any], force: bool = False) -> None:
-        self.path, self.protocol = path, json.loads(json.dumps(protocol))
+        self.path, self.protocol = path, plain_json(protocol)
         self.rows: list[Row] = []
         self.seconds = 0.0
         self.representation: dict[str, Any] | None = None
         """R@1 and R-AUROC of a pretraining run; older files lack them."""
-        check_out(path, force=True)  # a file of ours is continued, but no device is replaced, whoever asks
+        check_out(path, force=True)  # a results file is continued, but a device is never replaced
         if path.exists() and not force:
             before = read(path, "choose another --out, or add --force")
             changed = difference(before["protocol"], self.protocol)
@@ -78,7 +79,7 @@ class Results:
             self.representation = before.get("representation")
 
     def write(self, rows: Sequence[Row], environment: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
-        """Write the file with these rows and what they come to, in the place of the old one at once."""
+        """Write these rows and their summary, replacing the old file atomically."""
         self.rows = list(rows)
         wanted = plan(self.protocol["shifts"], self.protocol["severities"])
         finished = [row.key for row in rows] == wanted
@@ -112,14 +113,14 @@ def evaluate_run(
     """Compute the rows that the file `out` lacks, and write it after each of them.
 
     Args:
-        run: what is evaluated, with the reading that says how.
-        out: the file; one of the same protocol is continued.
+        run: the run to evaluate, opened with its reading settings.
+        out: the results file; a file with the same protocol is continued.
         shift: the kind of shift: none, augmentations or corruptions.
-        severities: of the shifts.
-        bins: of ECE and adaptive ECE.
-        baseline: another file of results, for corruption errors.
-        force: overwrite a file of another protocol.
-        advance: told how far it is: what comes next, rows done, all rows.
+        severities: the severities of the shifts.
+        bins: the number of bins of ECE and adaptive ECE.
+        baseline: another results file, for corruption errors.
+        force: overwrite a file with another protocol.
+        advance: progress callback: the next step, rows done, all rows.
     """
     _check(out, bins)
     shifts, left_out = shifts_for(shift, run.images)
@@ -143,7 +144,7 @@ def evaluate_run(
     unread = isinstance(run, Pretrained) and results.representation is None and len(run.images) > 1
     if len(rows) == len(wanted) and not unread:
         if other is not None:
-            save()  # a baseline may be new where no row is
+            save()  # the baseline may be new
         return results
     advance("fitting the probe" if run.kind == "pretrain" else "evaluating", len(rows), len(wanted))
     if run.reading.temper and isinstance(run.predictor, Probed):
@@ -153,14 +154,14 @@ def evaluate_run(
     if len(rows) < len(wanted):
         evaluate(run.predictor, run.images.images, run.labels, shifts, severities, r.samples, **options)
     if isinstance(run, Pretrained) and unread:
-        advance("what it knows without labels", len(rows), len(wanted))
-        results.representation = without_labels(run)
+        advance("scores without labels", len(rows), len(wanted))
+        results.representation = label_free_scores(run)
         save()
     return results
 
 
 def _check(out: Path, bins: int) -> None:
-    """Refuse a folder in a file's place, and more bins than fit into memory."""
+    """Raise if `out` is a folder, or if there are more bins than fit into memory."""
     check_whole(bins, "bins")
     if bins > MOST_BINS:
         raise ValueError(f"bins lie between 1 and {MOST_BINS:,}, not {bins}.")
@@ -171,7 +172,7 @@ def _check(out: Path, bins: int) -> None:
 def evaluation_protocol(
     run: Run, shift: str, shifts: dict[str, Shift], left_out: dict[str, str], severities: Sequence[int], bins: int
 ) -> dict[str, Any]:
-    """Say everything that the rows depend on; refuse images and classes that do not fit the run."""
+    """Return everything that the rows depend on; raise if the images or classes do not match the run."""
     if run.train is not None:
         check_classes(run.train, run.images, run.reading.split)
     run.check(run.images)
@@ -191,7 +192,7 @@ def evaluation_protocol(
 
 
 def _precision(reading: Reading) -> str | None:
-    """Return None where every product is float32: what files say that are older than this line."""
+    """Return None if all products are float32, which matches older files that lack this entry."""
     if reading.autocast is not None:
         return reading.precision
     cuda = torch.device(reading.device).type == "cuda"
@@ -199,19 +200,24 @@ def _precision(reading: Reading) -> str | None:
 
 
 def _environment(reading: Reading) -> dict[str, Any]:
-    """Say where it is computed: what should not change a result, but might be asked for."""
+    """Describe the machine and settings, which should not change a result but may be of interest."""
     place = torch.device(reading.device)
     device = torch.cuda.get_device_name(place) if place.type == "cuda" else f"cpu ({platform.machine()})"
     return {"device": device, "batch_size": reading.batch_size, "command": command_line()}
 
 
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON reads it back: arrays and tensors become lists, and NaN and infinities None."""
+    return json.loads(json.dumps(value, default=methodcaller("tolist")), parse_constant=lambda _: None)
+
+
 def command_line() -> str:
-    """Return what was typed, for a file to say it."""
+    """Return the command line, to be recorded in a results file."""
     return shlex.join(["byov", *sys.argv[1:]])
 
 
 def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
-    """Return what a file of results holds, its rows as `Row`."""
+    """Return the content of a results file, its rows as `Row`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: {advice}.")
     try:
@@ -221,18 +227,18 @@ def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise FileExistsError(f"{path} is not a file of `{KIND}`: {advice}.")
     if wrong := misfit(content, PATTERN):
-        raise FileExistsError(f"{path} is not as `{KIND}` writes it, {wrong}: {advice}.")
+        raise FileExistsError(f"{path} is not a valid file of `{KIND}`, {wrong}: {advice}.")
     return {**content, "rows": [Row(**row) for row in content["rows"]]}
 
 
 def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
-    """Return a finished evaluation under the same corruptions of the same images, to measure corruption errors by."""
+    """Return a finished evaluation of the same images and corruptions, as the baseline of corruption errors."""
     if protocol["shift"] != "corruptions":
         raise ValueError("A baseline is for corruption errors: add --shift corruptions.")
     content = read(path)
     theirs = content["protocol"]
     if not content["finished"]:
-        raise ValueError(f"{path} is not finished, so it cannot be a baseline: run its command again.")
+        raise ValueError(f"{path} is not finished, so it cannot be a baseline: run its command again to finish it.")
     for key in ("shift", "severities", "shifts", "data.digest"):
         ours, other = flatten(protocol)[key], flatten(theirs)[key]
         if ours != other:
@@ -241,7 +247,7 @@ def read_baseline(path: Path, protocol: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the first thing in which two protocols differ, in words; empty if in none."""
+    """Return the first difference between two protocols in words; empty if there is none."""
     old, new = flatten(before), flatten(now)
     for key in [*new, *old]:
         if key not in FREE and old.get(key) != new.get(key):

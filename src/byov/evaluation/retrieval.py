@@ -1,4 +1,4 @@
-"""Whether what a network knows without labels is true: R@1 and R-AUROC of a run, by measure of uncertainty."""
+"""Evaluate uncertainty without labels: R@1 and R-AUROC of a run, by measure of uncertainty."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from byov.runs.run import Pretrained
 from byov.ssl.probe import READ
 
 AUGMENTED = 3
-"""The stream of the augmentations; 0 to 2 are the probe's."""
+"""The random stream of the augmentations; the probe uses 0 to 2."""
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How often the nearest neighbour has an image's class, and how well uncertainty, told without labels, knows.
+    """How often the nearest neighbour has an image's class, and how well uncertainty without labels predicts it.
 
     Attributes:
-        images: how many.
+        images: the number of images.
         r_at_1: R@1 of the embedding at μ, and its standard error.
-        r_auroc: by measure of uncertainty, R-AUROC and a bootstrap error over images; None where all neighbours are
-            right, or all wrong.
-        curve: by measure, R@1 in each tenth of the images, from the surest to the least sure.
+        r_auroc: by measure of uncertainty, R-AUROC and a bootstrap error over images; None if the neighbours are all
+            right or all wrong.
+        curve: by measure, R@1 in each tenth of the images, from the most to the least certain.
     """
 
     images: int
@@ -43,14 +43,14 @@ class Retrieval:
 def retrieval(
     measures: Mapping[str, Tensor], embeddings: Tensor, labels: Tensor, bootstraps: int = 200, seed: int = 0
 ) -> Retrieval:
-    """Compare measures of uncertainty (N,) with whether the nearest of N embeddings (N, D) has the image's class.
+    """Compare measures of uncertainty (N,) with whether an image's nearest neighbour has its class.
 
     Args:
         measures: by name, higher is less certain, such as `Representation.measures`.
         embeddings: (N, D).
         labels: (N,).
-        bootstraps: of the images, for the errors.
-        seed: of the bootstraps.
+        bootstraps: the number of bootstraps of the images, for the errors.
+        seed: the seed of the bootstraps.
     """
     wrong = retrieval_errors(embeddings, labels.to(embeddings.device)).cpu()
     right = 1 - wrong
@@ -67,7 +67,7 @@ def retrieval(
 def detection(
     inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], bootstraps: int = 200, seed: int = 0
 ) -> dict[str, list[float] | None]:
-    """Return by measure the AUROC of telling foreign images from known ones, and a bootstrap error over images."""
+    """Return the AUROC of detecting out-of-distribution images by each measure, and its bootstrap error over images."""
     found = {}
     for name in inside:
         if name in outside:
@@ -78,10 +78,10 @@ def detection(
 
 
 def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the embeddings (N, D) at μ and every measure of uncertainty of images (N, C, H, W) in uint8.
+    """Return the embeddings (N, D) at μ and all measures of uncertainty of uint8 images (N, C, H, W).
 
-    Over the draws of the run's reading, at least two, where it has a posterior; over as many augmentations if
-    `augmented`, or where there is none.
+    Measures are over the draws of the run's reading (at least two) if it has a posterior, and over as many
+    augmentations if `augmented` or without a posterior.
     """
     r = run.reading
     found: dict[str, Tensor] = {}
@@ -95,10 +95,10 @@ def run_measures(run: Pretrained, images: Tensor, augmented: bool = True) -> tup
     return made.embeddings, found
 
 
-def without_labels(run: Pretrained) -> dict[str, Any]:
-    """Return what a file of results says of a pretraining run without labels: R@1, and R-AUROC by measure.
+def label_free_scores(run: Pretrained) -> dict[str, Any]:
+    """Return R@1, and R-AUROC by measure, of a pretraining run, each with its error, for a results file.
 
-    Measures are over draws, or over augmentations where there is no posterior. Each number stands with its error.
+    Measures are over draws, or over augmentations without a posterior.
     """
     embeddings, measures = run_measures(run, run.images.images, augmented=False)
     found = asdict(retrieval(measures, embeddings, run.labels, seed=run.reading.seed))
@@ -106,7 +106,7 @@ def without_labels(run: Pretrained) -> dict[str, Any]:
 
 
 def _auroc_and_error(uncertainty: Tensor, wrong: Tensor, bootstraps: int, seed: int) -> list[float] | None:
-    """Return an AUROC with its bootstrap error; None where there is nothing to tell."""
+    """Return an AUROC with its bootstrap error; None if there is only one class."""
     if wrong.min() == wrong.max():
         return None
     return with_error(_auroc, uncertainty.numpy(), wrong.numpy(), bootstraps, seed)

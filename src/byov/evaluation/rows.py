@@ -1,4 +1,4 @@
-"""An evaluation: one row of scores for the clean images, one for every shift at every severity, and their means."""
+"""An evaluation: one row of scores for clean images and one for each shift and severity, with their means."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ CIFAR_SIDE = 32
 CLEAN = "clean"
 READINGS = ("at_mean", "under_draws")
 CHUNK = 512
-"""How many images are shifted at a time. Never changed: a shift's random numbers are drawn chunk by chunk."""
+"""Images shifted at a time. Do not change it: a shift draws its random numbers chunk by chunk."""
 BLOCK_BYTES = 1 << 28
-"""Shifted images that are predicted at a time, as floats: every draw is made once for all of them."""
+"""Bytes of shifted images, as floats, predicted at a time; each draw is made once per block."""
 
 
 # The shifts
 
 
 def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, str]]:
-    """Return the shifts of a kind that are defined on these images, and for the others why they are not."""
+    """Return the shifts of a kind that are defined on these images, and why the others are not."""
     if kind not in SHIFTS:
-        raise ValueError(f"A shift is {', '.join(SHIFTS)}, not {kind!r}.")
+        raise ValueError(f"The shift must be {', '.join(SHIFTS)}, not {kind!r}.")
     defined, left_out = {}, {}
     probe = data.images[:1].float() / 255
     for name, shift in SHIFTS[kind].items():
         try:
             shift(probe, max(SEVERITIES), torch.Generator(probe.device).manual_seed(0))
-        except (ValueError, RuntimeError) as error:  # an image too small for a filter is told by torch
+        except (ValueError, RuntimeError) as error:  # torch raises if an image is too small for a filter
             left_out[name] = str(error).splitlines()[0]
         else:
             defined[name] = shift
@@ -51,12 +51,12 @@ def shifts_for(kind: str, data: ImageSet) -> tuple[dict[str, Shift], dict[str, s
 
 
 def which_images(data: ImageSet | FolderSet) -> dict[str, Any]:
-    """Return what a protocol says of the images that its numbers depend on."""
+    """Return how a protocol identifies the images."""
     return {"name": data.name, "digest": data.digest, "images": len(data)}
 
 
 def strength_note(kind: str, data: ImageSet) -> str:
-    """Say whose strengths the corruptions have on images of this size."""
+    """Say which benchmark's corruption strengths apply to images of this size."""
     side = min(data.images.shape[2:])
     if kind != "corruptions":
         return ""
@@ -69,13 +69,13 @@ def strength_note(kind: str, data: ImageSet) -> str:
 
 
 def parse_severities(text: str) -> tuple[int, ...]:
-    """Read "1-5", "3" or "1,3,5" as whole numbers from 1 to 5, each once and in order."""
+    """Parse "1-5", "3" or "1,3,5" into sorted, distinct integers from 1 to 5."""
     found: set[int] = set()
     try:
         for part in text.split(","):
             low, dash, high = part.partition("-")
             levels = range(int(low), int(high if dash else low) + 1)
-            found |= set(levels[: len(SEVERITIES) + 1]) or {0}  # one too many are as wrong as a billion
+            found |= set(levels[: len(SEVERITIES) + 1]) or {0}  # cut short: a huge range is invalid anyway
     except ValueError:
         found = {0}
     if not found <= set(SEVERITIES):
@@ -88,13 +88,13 @@ def parse_severities(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """The scores on images under one shift at one severity; clean images are at severity 0."""
+    """The scores under one shift at one severity; clean images have severity 0."""
 
     shift: str
     severity: int
     at_mean: Scores
     under_draws: Scores | None = None
-    """None for a model without a posterior."""
+    """None without a posterior."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -102,7 +102,7 @@ class Row:
 
 
 def plan(shifts: Iterable[str], severities: Iterable[int]) -> list[tuple[str, int]]:
-    """Return the rows of an evaluation, in their order."""
+    """Return the (shift, severity) of each row of an evaluation, in order."""
     severities = tuple(severities)
     return [(CLEAN, 0), *((name, severity) for name in shifts for severity in severities)]
 
@@ -122,27 +122,27 @@ def evaluate(
     report: Callable[[Row], None] | None = None,
     observe: Callable[[Row, Sequence[Prediction]], None] | None = None,
 ) -> list[Row]:
-    """Score a model on images, clean and shifted, at μ and, where it has a posterior, under draws.
+    """Score a model on clean and shifted images, at μ and, if it has a posterior, under draws.
 
-    A pure function of its arguments: the random numbers of a shift come from (seed, its name, severity), whatever other
-    rows there are.
+    A pure function of its arguments: the random numbers of a shift depend only on the seed, its name and the severity,
+    not on the other rows.
 
     Args:
-        predictor: what gives probabilities, or a network, which is then a `Classifier` with the same seed.
+        predictor: a predictor of probabilities, or a network, which becomes a `Classifier` with the same seed.
         images: (N, C, H, W), uint8, or floats in [0, 1].
         labels: (N,).
-        shifts: by name, such as `CORRUPTIONS` or `AUGMENTATIONS`; none by default.
-        severities: at which each is applied.
-        samples: how many draws.
-        bins: of the calibration errors; see `scores`.
-        seed: of the shifts.
-        device: where images are shifted; by default where they are.
-        known: rows that were found before, by the same settings: they are not computed again.
-        report: called with each new row as it is found.
-        observe: called before that with the row and the predictions it scores: at μ and, with a posterior, under draws.
+        shifts: the shifts by name, such as `CORRUPTIONS` or `AUGMENTATIONS`; none by default.
+        severities: the severities of each shift.
+        samples: the number of draws.
+        bins: the number of bins of the calibration errors; see `scores`.
+        seed: the seed of the shifts.
+        device: the device that shifts the images; by default the one they are on.
+        known: rows already computed with the same settings; they are not computed again.
+        report: called with each new row.
+        observe: called before `report` with the row and its predictions: at μ and, with a posterior, under draws.
 
     Returns:
-        All rows in the order of `plan`, known and new.
+        All rows, known and new, in the order of `plan`.
     """
     predictor = Classifier(predictor, seed=seed) if isinstance(predictor, nn.Module) else predictor
     _check(images, labels, samples)
@@ -151,7 +151,7 @@ def evaluate(
     shifts, found = shifts or {}, {row.key: row for row in known}
     todo = [key for key in plan(shifts, severities) if key not in found]
     for name in {name for name, _ in todo} - {CLEAN}:
-        shifts[name](_floats(images[:1]))  # one image tells whether it is defined, before hours go by
+        shifts[name](_floats(images[:1]))  # fail early, on one image
 
     def predictions(name: str, severity: int) -> list[Prediction]:
         return _predict(predictor, images, samples, shifts.get(name), severity, seed, device)
@@ -178,7 +178,7 @@ def _predict(
     seed: int,
     device: torch.device | str | None,
 ) -> list[Prediction]:
-    """Predict at μ and, with a posterior, under draws, images that are shifted once for both."""
+    """Predict shifted images at μ and, with a posterior, under draws; each image is shifted only once."""
     place = torch.device(images.device if device is None else device)
     readings: list[int | None] = [None, samples] if predictor.posterior else [None]
     parts: list[list[Prediction]] = [[] for _ in readings]
@@ -192,7 +192,7 @@ def _predict(
 
 
 def shifted(images: Tensor, shift: Shift | None, severity: int, seed: int, place: torch.device) -> Iterator[Tensor]:
-    """Yield the images as floats under a shift, or as they are, chunk by chunk; the same for the same seed."""
+    """Yield the images as floats, chunk by chunk, shifted if a shift is given; reproducible from the seed."""
     generator = Generator(place)
     if shift is not None:
         generator.manual_seed(stream(seed, crc32(shift.name.encode()), severity))
@@ -208,18 +208,18 @@ def _floats(images: Tensor) -> Tensor:
 def _check(images: Tensor, labels: Tensor, samples: int) -> None:
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"Images are a tensor (N, C, H, W) with N > 0, not {got}.")
+        raise ValueError(f"Images must be a tensor (N, C, H, W) with N > 0, not {got}.")
     if not isinstance(labels, Tensor) or labels.shape != images.shape[:1]:
         raise ValueError(f"An evaluation needs a label for each of its {len(images)} images.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"An evaluation needs at least one draw, not samples={samples!r}.")
 
 
-# What they come to
+# Summaries
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per shift with the means over its severities, at severity 0; last their mean, called "mean"."""
+    """Return one row per shift, averaged over severities and marked severity 0; then their mean, called "mean"."""
     names = list(dict.fromkeys(row.shift for row in rows if row.shift != CLEAN))
     each = [_mean(name, [row for row in rows if row.shift == name]) for name in names]
     return [*each, _mean("mean", each)] if each else []
@@ -231,20 +231,20 @@ def _mean(name: str, rows: Sequence[Row]) -> Row:
 
 
 def _average(parts: Sequence[Scores]) -> Scores:
-    """Return the mean of each score; None where one of them is not defined."""
+    """Return the mean of each score; None if a row has no value."""
     average: Scores = {}
     for name in parts[0]:
-        values = [part.get(name) for part in parts]  # a row of an older file may lack one
+        values = [part.get(name) for part in parts]  # rows of older files may lack a score
         known = [value for value in values if value is not None]
         average[name] = sum(known) / len(known) if len(known) == len(values) else None
     return average
 
 
 def corruption_errors(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Compute mCE and relative mCE, in per cent of the baseline read at μ, of each reading of `rows`.
+    """Compute mCE and relative mCE of each reading of `rows`, in per cent of the baseline at μ.
 
-    `CE` holds them by corruption. A ratio that has no meaning, since a corruption does the baseline no harm, is None,
-    and `note` says why.
+    `CE` holds the errors by corruption. A ratio is None if it is undefined because a corruption does not harm the
+    baseline; `note` then says why.
     """
     other, other_clean = _errors(baseline, "at_mean")
     found: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""The scores of one prediction: is it right, is it calibrated, does it know foreign images?"""
+"""The scores of one prediction: accuracy, calibration and detection of shifted images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Scores = dict[str, float | None]
 
 
 def conventions(bins: int) -> dict[str, str]:
-    """Say what the names of `scores` stand for, as every file of results says it."""
+    """Return the definitions of the names in `scores`, which every results file records."""
     paper = f"{PAPER_BINS} equal-width bins open on the left, those with under {PAPER_MIN_COUNT} samples removed"
     return {
         "probabilities": "the mean over draws of the class probabilities; scores are of that mean",
@@ -35,20 +35,20 @@ def conventions(bins: int) -> dict[str, str]:
 
 
 def scores(prediction: Prediction, labels: Tensor, bins: int = 15, clean: Prediction | None = None) -> Scores:
-    """Compute the scores of class probabilities (N, C), by name; None where one is not defined.
+    """Compute the scores of class probabilities (N, C) by name; None if one is undefined.
 
     Args:
-        prediction: of N images; its `mean` holds the probabilities.
+        prediction: the prediction of N images; its `mean` holds the probabilities.
         labels: (N,).
-        bins: of `ece` and `adaptive_ece`.
-        clean: what the same model predicted for the images before they were shifted. With it come `auroc_entropy` and
-            `fpr95_entropy`, and for a prediction under draws `auroc_mutual_information` and `fpr95_mutual_information`:
+        bins: the number of bins of `ece` and `adaptive_ece`.
+        clean: the same model's prediction of the images before they were shifted. It adds `auroc_entropy` and
+            `fpr95_entropy`, and for a prediction under draws `auroc_mutual_information` and `fpr95_mutual_information`;
             at μ the mutual information is 0 for every image.
     """
     probs, labels = prediction.mean, labels.to(prediction.mean.device)
     entropy, information = prediction.entropy, prediction.mutual_information
     if entropy is None or information is None:
-        raise ValueError("Scores are those of a classification: the prediction has no entropy.")
+        raise ValueError("Scores need a classification: the prediction has no entropy.")
     parts = metrics.brier_decomposition(probs, labels)
     first = main_scores(probs, labels, bins)
     found: Scores = {
@@ -85,7 +85,7 @@ def main_scores(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, floa
 
 
 def paper_scores(probs: Tensor, labels: Tensor) -> Scores:
-    """Follow the patching paper's protocol (D.2), which has no value where every bin holds too few samples."""
+    """Compute ECE and MCE by the patching paper's protocol (D.2); None if every bin has too few samples."""
     fullest = metrics.reliability_diagram(probs, labels, PAPER_BINS).count.max()
     if fullest < PAPER_MIN_COUNT:
         return {"ece_paper": None, "mce": None}

@@ -1,12 +1,12 @@
-"""What sparsity costs: by SNR, by magnitude, at random, and of a deterministic twin (BYOV, Figure 4 left).
+"""Scores over sparsity: pruning by SNR, by magnitude and at random, and a deterministic twin (BYOV, Figure 4 left).
 
 A file of curves is
 
     {"kind": "byov prune sweep", "protocol": {...},
      "curves": [{"model": "byov", "by": "snr", "sparsity": [0, …], "top1": [0.9, …], "ece": […], "nll": […]}, …]}
 
-with shares, not per cent; a curve may have a "seed", a "scope" and a "probe" beside that, and under "error" the
-standard errors of its scores. "differences" are those of the first curve and each other of the same scope and probe.
+with shares, not per cent. A curve may also have a "seed", a "scope" and a "probe", and under "error" the standard
+errors of its scores. "differences" compares the first curve with each other curve of the same scope and probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from byov.data import ImageSet
 from byov.data.labelled import check_classes
-from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, orders, reader
+from byov.evaluation.pruning import BINS, SPARSITIES, Curve, Probing, Prunable, Read, rankings_of, reader
 from byov.evaluation.resampling import RESAMPLES, Resamples, error
 from byov.evaluation.rows import which_images
 from byov.evaluation.scores import main_scores
@@ -49,23 +49,23 @@ def sweep_runs(
 
     Args:
         path: a run of `byov pretrain`, whose encoder is pruned, or of `byov train`.
-        twin: another one on the same images, say of BYOL for one of BYOV.
+        twin: another run on the same images, for example of BYOL for a run of BYOV.
         sparsities: each in [0, 1).
         scope: "layer", as in the paper, "global" or "both".
-        probing: see `reader`; "both" reads the probe fixed and refitted.
-        reading: the split to read, where the data and the model are, and the seed of the probe's held-out part, of
-            random pruning and of the resamples that errors come from.
-        names: of the run and its twin in the file; their folders' names by default.
-        report: told how far it is: what it prunes, networks done, all networks.
-        by: the rankings; by default SNR (if it has a posterior), magnitude and random.
+        probing: see `reader`; "both" uses a fixed and a refitted probe.
+        reading: the split, the data folder, the device, and the seed of the probe's held-out part, of random pruning
+            and of the resamples for the errors.
+        names: the names of the run and its twin in the file; by default those of their folders.
+        report: progress callback: the current ranking, networks done, all networks.
+        by: the rankings; by default SNR (if the run has a posterior), magnitude and random.
     """
-    scopes = _several(scope, get_args(Scope), "The scope of pruning is layer, global or both")
-    probings = _several(probing, get_args(Probing), "A probe is fixed, refitted or both")
+    scopes = _several(scope, get_args(Scope), "The scope of pruning must be layer, global or both")
+    probings = _several(probing, get_args(Probing), "The probe must be fixed, refitted or both")
     if not sparsities:
         raise ValueError("A sweep needs at least one sparsity.")
     reading = reading or Reading()
     run, other = _open_twins(path, twin, reading, names)
-    rankings: tuple[Ranking, ...] = (*orders(run), "random") if by is None else tuple(dict.fromkeys(by))
+    rankings: tuple[Ranking, ...] = (*rankings_of(run), "random") if by is None else tuple(dict.fromkeys(by))
     for sparsity in sparsities:
         for ranking in rankings:
             check(run.network, sparsity, ranking, scopes[0], get_args(Ranking))
@@ -111,7 +111,7 @@ def _several(asked: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 
 
 class Sweep:
-    """The curves of a sweep and their differences, with errors by the same resamples of the images for all."""
+    """The curves of a sweep and their differences; all errors use the same resamples of the images."""
 
     def __init__(self, labels: Tensor, sparsities: tuple[float, ...], seed: int, report: Advance, lines: int) -> None:
         self.labels, self.sparsities, self.seed, self.report = labels, sparsities, seed, report
@@ -123,7 +123,7 @@ class Sweep:
         self._first: dict[tuple[str, str], tuple[Curve, list[dict[str, Tensor]]]] = {}
 
     def add(self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope) -> None:
-        """Read a run's network, pruned in one way to each sparsity: one curve for each reading."""
+        """Prune a run's network to each sparsity in one way, and add one curve for each reading."""
         found = []
         for sparsity in self.sparsities:
             found.append(self._read(run, reads, by, scope, sparsity))
@@ -136,7 +136,7 @@ class Sweep:
     def _read(
         self, run: Run, reads: Mapping[str, Read], by: Ranking, scope: Scope, sparsity: float
     ) -> dict[str, Tensor]:
-        if sparsity == 0 and run.name in self._unpruned:  # the same for every ranking, and a fit each
+        if sparsity == 0 and run.name in self._unpruned:  # the same for every ranking; each reading may need a fit
             return self._unpruned[run.name]
         net = prune(run.network, sparsity, by, scope, Prunable(run).where, self.seed).eval()
         found = {name: read(net) for name, read in reads.items()}
@@ -145,7 +145,7 @@ class Sweep:
         return found
 
     def _score(self, curve: Curve, probs: list[Tensor]) -> None:
-        """Add the scores of a curve, and what the first curve of its scope and probe has more."""
+        """Add the scores of a curve, and the difference from the first curve of its scope and probe."""
         scores = [main_scores(p, self.labels, BINS) for p in probs]
         resampled = [self.resamples.scores(p, self.labels, BINS) for p in probs]
         values = {name: [each[name] for each in scores] for name in scores[0]}
@@ -171,7 +171,7 @@ class Sweep:
 def _open_twins(
     path: Path, twin: Path | None, reading: Reading, names: tuple[str, str] | None
 ) -> tuple[Run, Run | None]:
-    """Open a run and its twin; refuse a twin that differs by more than its posterior."""
+    """Open a run and its twin; raise if the twin differs in more than its posterior."""
     name, other_name = names or (_name(path), "" if twin is None else _name(twin))
     run = open_run(path, reading, name)
     if twin is None:
@@ -179,12 +179,12 @@ def _open_twins(
     other = open_run(twin, reading, f"{other_name} (twin)" if other_name == name else other_name)
     if (other.data, other.kind) != (run.data, run.kind):
         theirs, ours = (f"of byov {each.kind} on {each.data}" for each in (other, run))
-        raise ValueError(f"A twin differs by its posterior only: {twin} is a run {theirs}, not {ours}.")
+        raise ValueError(f"A twin may differ only in its posterior: {twin} is a run {theirs}, not {ours}.")
     return run, other
 
 
 def sweep_groups(curves: Sequence[Curve]) -> dict[tuple[str, str], list[Curve]]:
-    """Return the curves that belong beside each other: of one scope, and of one way to read, in words."""
+    """Group the curves by scope and by how they are read, both in words."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for each in curves:
         how = "linear probe refitted" if each.get("probe") == "refitted" else "nothing retrained"
@@ -194,7 +194,7 @@ def sweep_groups(curves: Sequence[Curve]) -> dict[tuple[str, str], list[Curve]]:
 
 
 def advantage(curves: Sequence[Curve], sparsity: float = 0.7) -> float | None:
-    """Return top-1 by SNR minus top-1 by magnitude at a sparsity, in points: the mean over the same models."""
+    """Return top-1 by SNR minus top-1 by magnitude at a sparsity, in points, averaged over the models with both."""
     points: dict[str, list[float]] = {"snr": [], "magnitude": []}
 
     def of(curve: Curve) -> tuple[Any, ...]:
@@ -218,15 +218,15 @@ def _name(run: Path) -> str:
 
 
 def parse_sparsities(text: str | None) -> tuple[float, ...]:
-    """Read "0,0.5,0.9"; None stands for the usual ones."""
+    """Parse "0,0.5,0.9"; None means the default sparsities."""
     try:
         return SPARSITIES if text is None else tuple(sorted({float(part) for part in text.split(",")}))
     except ValueError:
-        raise ValueError(f"Sparsities are numbers from 0 to below 1, such as 0,0.5,0.9, not {text!r}.") from None
+        raise ValueError(f"Sparsities are numbers from 0 to less than 1, such as 0,0.5,0.9, not {text!r}.") from None
 
 
 def check_sweep_files(out: Path, force: bool) -> None:
-    """Refuse a name that is not JSON's, and the files of another sweep."""
+    """Raise if the name does not end in .json, or if files of another sweep would be overwritten."""
     if out.suffix != ".json":
         raise ValueError(f"A sweep is written as JSON: --out ends in .json, unlike {out.name}.")
     for suffix in (".json", ".png", ".svg"):

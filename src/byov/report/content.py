@@ -1,4 +1,4 @@
-"""The numbers of every section of the page, as one tree of JSON that its tables and charts are made from."""
+"""The numbers of every section of the page, as one JSON tree for its tables and charts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 import byov
 from byov.evaluation.layers import layer_history
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
+from byov.evaluation.results import plain_json
 from byov.evaluation.rows import CLEAN, summarise
 from byov.report.diagrams import calibration, entropy, risk
 from byov.report.formatting import GLOSSARY
 from byov.report.groups import Group, each_reading, row_score
 from byov.report.intervals import estimate
-from byov.report.sources import ReportedRun, Sources, evenly_spaced, nan_to_none
+from byov.report.sources import ReportedRun, Sources, evenly_spaced
 from byov.report.verdict import verdict
 from byov.train.config import flatten
 
@@ -33,7 +34,7 @@ METRICS: dict[str, tuple[str, str, bool]] = {
     "auroc_mutual_information": ("AUROC by mutual information", "", True),
     "fpr95_entropy": ("FPR at 95 % by entropy", "%", False),
 }
-"""Score → its name, its unit, and whether more is better."""
+"""By score: its name, its unit, and whether higher is better."""
 ALL = "all shifts"
 CURVES = ("ssl", "cross_entropy", "loss", "kl", "beta", "accuracy", "sigma", "snr", "spread", "lr")
 
@@ -65,31 +66,38 @@ def content(sources: Sources, groups: Sequence[Group]) -> dict[str, Any]:
         "protocol": protocols(groups),
         "glossary": GLOSSARY,
     }
-    names = [{"runs": [run.name for run in g.runs], "seeds": [run.seed for run in g.runs]} for g in groups]
-    told = [{"label": g.label, "posterior": g.posterior, **each} for g, each in zip(groups, names, strict=True)]
+    models = [
+        {
+            "label": group.label,
+            "posterior": group.posterior,
+            "runs": [run.name for run in group.runs],
+            "seeds": [run.seed for run in group.runs],
+        }
+        for group in groups
+    ]
     notes = [note for run in sources.runs for note in run.notes]
-    return nan_to_none({"byov": byov.__version__, "groups": told, "series": shown, "notes": notes, **sections})
+    return plain_json({"byov": byov.__version__, "groups": models, "series": shown, "notes": notes, **sections})
 
 
-# What is shown, when, and at what cost
+# Data, date and cost
 
 
 def about(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the data of the first evaluation, today's date, and byov's version and commit."""
+    """Return the data of the first evaluation, today's date, and byov's commit."""
     data: dict[str, Any] = next((run.protocol["data"] for group in groups for run in group.evaluated), {})
     known = {key: data[key] for key in ("name", "split", "images") if key in data}
     return {"data": known, "date": today().isoformat(), "commit": commit()}
 
 
 def today() -> date:
-    """Return the day of the clock, or that of SOURCE_DATE_EPOCH, for files that are made again to the byte."""
+    """Return today's date, or that of SOURCE_DATE_EPOCH, for reproducible files."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     return datetime.fromtimestamp(int(epoch), UTC).date() if epoch.isdecimal() else datetime.now().date()
 
 
 @cache
 def commit() -> str | None:
-    """Return the commit of byov's own clone, "-dirty" if files have changed; None if it was installed otherwise."""
+    """Return the commit of byov's clone, with "-dirty" if files have changed; None if it is not a clone."""
     clone = Path(byov.__file__).parents[2]
     if shutil.which("git") is None or not (clone / ".git").exists():
         return None
@@ -99,7 +107,7 @@ def commit() -> str | None:
 
 
 def cost(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return of each model what it takes: parameters, seconds of training (the mean over runs), passes to predict."""
+    """Return parameters, seconds of training (the mean over runs) and forward passes per prediction of each model."""
     found = []
     for group in groups:
         sizes = group.runs[0].parts.get("identity", {})
@@ -117,7 +125,7 @@ def cost(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def training_seconds(run: ReportedRun) -> float | None:
-    """Return how long a run was trained, by its log."""
+    """Return the training time of a run, from its log."""
     log = [] if run.header is None else run.header.records("log.jsonl")
     times = [line["seconds"] for line in log if isinstance(line.get("seconds"), int | float)]
     return times[-1] if times else None
@@ -133,7 +141,7 @@ def _series_label(group: Group, reading: str) -> str:
 
 
 def numbers(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return means and standard errors by group and reading, and every run by itself."""
+    """Return means and standard errors by group and reading, and the scores of every run."""
     rows, runs = [], []
     for series, group, reading in each_reading(groups):
         scores = {key: estimate(values) for key, values in _scores(group, reading).items()}
@@ -148,14 +156,14 @@ def numbers(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _scores(group: Group, reading: str) -> dict[str, list[float]]:
-    """Return each score of each run, by "ece/clean" and the like."""
+    """Return each score of each run, under keys such as "ece/clean"."""
     conditions = [(name, where) for name in METRICS for where in ("clean", "shifted")]
     found = {f"{name}/{where}": group.values(name, reading, where == "clean") for name, where in conditions}
     return {key: values for key, values in found.items() if values}
 
 
 def ood(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return each score by shift and severity ("mean" and each one), means over the runs of a group."""
+    """Return each score by shift and severity (and their "mean"), averaged over the runs of a group."""
     cells: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
     shifts: dict[str, None] = {}
     severities: set[int] = set()
@@ -185,31 +193,31 @@ def ood(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _means(tree: Any) -> Any:
-    """Return a tree with the mean of each of its lists."""
+    """Replace each list in a tree by its mean."""
     return {key: _means(value) for key, value in tree.items()} if isinstance(tree, dict) else sum(tree) / len(tree)
 
 
 def _each(groups: Sequence[Group], part: str) -> list[dict[str, Any]]:
-    """Return a part of the first run of each group that has it."""
+    """Return a part of the first run in each group that has it."""
     having = [(i, [run for run in group.runs if part in run.parts]) for i, group in enumerate(groups)]
     return [{"group": i, "run": runs[0].name, "value": runs[0].parts[part]} for i, runs in having if runs]
 
 
 def representation(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return R@1 and R-AUROC by measure of each group's first run that has them: measured, or in a file of results."""
+    """Return R@1 and R-AUROC by measure of the first run in each group that has them, measured or in a results file."""
     found = []
     for i, group in enumerate(groups):
         for run in group.runs:
             value = run.parts.get("representation") or (run.evaluation or {}).get("representation")
             if value:
-                told = {WITHOUT_LABELS.get(name, name): pair for name, pair in value["r_auroc"].items()}
-                found.append({"group": i, "run": run.name, "value": {**value, "r_auroc": told}})
+                by_name = {WITHOUT_LABELS.get(name, name): pair for name, pair in value["r_auroc"].items()}
+                found.append({"group": i, "run": run.name, "value": {**value, "r_auroc": by_name}})
                 break
     return found
 
 
 def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the curves of each group's first run, and those in files of `byov prune`, by the model that they name."""
+    """Return the curves of the first run in each group, and those in files of `byov prune`, by model name."""
     found = [{"label": groups[each["group"]].label, **each} for each in _each(groups, "pruning")]
     names = {PurePath(run.name).name: i for i, group in enumerate(groups) for run in group.runs}
     for sweep in sweeps:
@@ -223,7 +231,7 @@ def pruning(groups: Sequence[Group], sweeps: Sequence[dict[str, Any]]) -> list[d
 
 
 def layers(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return σ and SNR by tensor, and how they came to be, where training has recorded that."""
+    """Return σ and SNR by tensor, and their history if training recorded it."""
     found = _each(groups, "layers")
     for entry in found:
         entry["log"] = history(next(run for run in groups[entry["group"]].runs if run.name == entry["run"]))
@@ -231,10 +239,10 @@ def layers(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
-    """Return mean σ and mean |μ|/σ over training of at most `most` layers, evenly spaced in depth."""
+    """Return mean σ and mean |μ|/σ during training, for at most `most` layers evenly spaced in depth."""
     try:
         found = layer_history(run.header.folder) if run.header is not None else None
-    except ValueError:  # nothing was recorded
+    except ValueError:  # no record
         found = None
     if found is None or len(found.epochs) < 2:
         return {}
@@ -248,7 +256,7 @@ def history(run: ReportedRun, most: int = 8) -> dict[str, Any]:
 
 
 def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the log of every run, thinned: by name the epochs and the values."""
+    """Return the thinned log of every run: (epoch, value) pairs by name."""
     found = []
     for i, run in ((i, run) for i, group in enumerate(groups) for run in group.runs):
         log = [] if run.header is None else run.header.records("log.jsonl")
@@ -263,19 +271,19 @@ def training(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def explored(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return of each file of `byov explore` its figure and its single numbers; of the convergence also its curves."""
+    """Return the figure and the numbers of each file of `byov explore`, with curves for convergence."""
     found = []
     for file in files:
         result = file["result"] if isinstance(file["result"], dict) else {}
         single = {key: value for key, value in flatten(result).items() if isinstance(value, int | float | str)}
         curves = result if file["what"] == "convergence" else {}
-        told = {"what": file["what"], "file": file["file"], "figure": file["figure"]}
-        found.append({**told, "numbers": single, "curves": curves})
+        about = {name: file[name] for name in ("what", "file", "figure")}
+        found.append({**about, "numbers": single, "curves": curves})
     return found
 
 
 def config(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return every setting by group, those in which they differ first; and how large each network is."""
+    """Return every setting by group, differing ones first, and the size of each network."""
     flats = [flatten(group.runs[0].config) for group in groups]
     rows: list[dict[str, Any]] = []
     for key in dict.fromkeys(key for settings in flats for key in settings):
@@ -296,7 +304,7 @@ def config(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def protocols(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the evaluations agree on, once; what is each one's own, by run."""
+    """Return the protocol shared by all evaluations, and what is specific to each run."""
     evaluated = [run for group in groups for run in group.evaluated]
     flats = {run.name: flatten(run.protocol) for run in evaluated}
     first = next(iter(flats.values()), {})

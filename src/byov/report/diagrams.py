@@ -1,4 +1,4 @@
-"""What the record of each image tells: reliability diagrams, selective risk, entropies; and pictures of some images."""
+"""Sections made from per-image records: reliability diagrams, selective risk, entropies and the image gallery."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byov.data import ImageSet
-from byov.evaluation.gallery import Shown, certain_first, confident_mistakes, show
+from byov.evaluation.gallery import Shown, confident_mistakes, show
 from byov.metrics.functional.calibration import bin_sums, diagram_of_bins, equal_width, error_of_bins
 from byov.metrics.functional.uncertainty import curve_of_errors
 from byov.prediction import Prediction
@@ -20,11 +20,11 @@ from byov.report.sources import evenly_spaced
 
 ENTROPY_BINS = 24
 Record = dict[str, Any]
-"""Of one run on the images under one shift: `confidence`, `correct` and, since byov writes it, `entropy`."""
+"""One run on the images under one shift: `confidence`, `correct` and, except in older files, `entropy`."""
 
 
 def by_condition(groups: Sequence[Group]) -> list[tuple[str, str, list[Record]]]:
-    """Return the records by condition and series: all runs of a group, and all shifts, together."""
+    """Return the records by condition and series, pooling all runs of a group and all shifts."""
     found = []
     for where in ("clean", "shifted"):
         for name, group, reading in each_reading(groups):
@@ -34,7 +34,7 @@ def by_condition(groups: Sequence[Group]) -> list[tuple[str, str, list[Record]]]
 
 
 def calibration(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return reliability diagrams: on clean images, and on all shifted ones."""
+    """Return reliability diagrams of clean images and of all shifted images."""
     found: dict[str, Any] = {}
     for where, name, rows in by_condition(groups):
         found.setdefault(where, {})[name] = diagram(rows)
@@ -42,7 +42,7 @@ def calibration(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
-    """Return of the bins that are not empty: count, mean confidence, accuracy, and its 95 % interval (Wilson's)."""
+    """Return count, mean confidence, and accuracy with its 95 % Wilson interval, for each bin that is not empty."""
     confidence, correct = joined(rows, "confidence").float(), joined(rows, "correct").bool()
     sums = bin_sums(confidence, correct, equal_width(confidence, bins), bins)
     found = diagram_of_bins(sums)
@@ -56,12 +56,12 @@ def diagram(rows: Sequence[dict[str, Any]], bins: int = 15) -> dict[str, Any]:
 
 
 def joined(rows: Sequence[Record], what: str) -> Tensor:
-    """Return one quantity of all the images of all rows."""
+    """Concatenate one quantity over the images of all rows."""
     return torch.tensor([value for row in rows for value in row[what]], dtype=torch.float64)
 
 
 def risk(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return selective risk: the share of errors among the share of images a model is most confident of, thinned."""
+    """Return thinned risk-coverage curves: the error rate among the images that a model is most confident about."""
     found: dict[str, Any] = {}
     for where, name, rows in by_condition(groups):
         curve = curve_of_errors(1 - joined(rows, "confidence"), 1 - joined(rows, "correct"))
@@ -72,7 +72,7 @@ def risk(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def entropy(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return histograms of the entropy of each model's own reading: shares of the clean and of the shifted images."""
+    """Return histograms of entropy on clean and on shifted images, for each model's best reading."""
     own = {f"{i}/{group.best}" for i, group in enumerate(groups)}
     values = {
         (where, name): joined(rows, "entropy")
@@ -90,13 +90,13 @@ def entropy(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def gallery_entries(data: ImageSet, prediction: Prediction, count: int = 12) -> dict[str, Any]:
-    """Return the `count` images of least and most entropy, and the mistakes of most confidence, as inline pictures."""
+    """Return the `count` images of least and most entropy, and the most confident mistakes, as inline images."""
     assert data.labels is not None
     assert prediction.entropy is not None
     assert prediction.mutual_information is not None
     probs, labels, entropy = prediction.mean.cpu(), data.labels.cpu(), prediction.entropy.cpu()
     information = prediction.mutual_information.cpu()
-    order, mistakes = certain_first(entropy), confident_mistakes(probs, labels)
+    order, mistakes = entropy.argsort(stable=True), confident_mistakes(probs, labels)
 
     def entry(shown: Shown) -> dict[str, Any]:
         i = shown.index

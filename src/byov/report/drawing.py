@@ -1,5 +1,4 @@
-"""How the figures look: colours that most eyes can tell apart, files that are the same for the same numbers, and
-pictures that a page holds inside."""
+"""The style of figures, reproducible image files, and images inlined in a page."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 COLOURS = ("#c2410c", "#0b62a8", "#00795a", "#a8407f", "#8a6500", "#4a5fb0", "#000000", "#777777")
-"""One colour per model, the same six as on the page (`templates/style.css`), which most eyes can tell apart."""
+"""One colour per model; the first six match the page (`templates/style.css`) and suit most colour vision."""
 ORDERED = "viridis"
-"""For what has an order: depth, or the strength of noise."""
+"""The colour map for ordered values: depth, or the noise level."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SIDE = 96
-"""The longest side of an image on a page; what is smaller stays as it is, and the page enlarges it."""
+"""The longest side of an image on a page; smaller images are stored as they are and enlarged by the page."""
 _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -43,7 +42,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in our style, whatever the user's is, and leave the user's as it was."""
+    """Draw in our style, without changing the user's."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -58,7 +57,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Make a figure of so many inches, without pyplot's state, and its panels by row and column."""
+    """Create a figure with a size in inches, without pyplot's state; return it with its panels by row and column."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -68,20 +67,20 @@ def canvas(
     return made, [list(row) for row in panels]
 
 
-def plain(*panels: Axes) -> None:
-    """Draw a light grid below what is drawn."""
+def add_grid(*panels: Axes) -> None:
+    """Draw a light grid behind the data."""
     for axes in panels:
         axes.grid(color="0.92", linewidth=0.6)
         axes.set_axisbelow(True)
 
 
 def subscripted(text: str) -> str:
-    """Set the indices of a label as subscripts: N(μ_T, Σ_T)."""
+    """Typeset the indices in a label such as N(μ_T, Σ_T) as subscripts."""
     return text.replace("μ_T", r"$\mu_T$").replace("Σ_T", r"$\Sigma_T$")
 
 
 def log_labels(*axes: Axis) -> None:
-    """Put plain numbers on logarithmic axes, about as many as there is room for."""
+    """Label logarithmic axes with plain numbers, as many as fit."""
     from math import log10
 
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -97,7 +96,7 @@ def log_labels(*axes: Axis) -> None:
 
 
 def save(made: Figure, stem: Path, **options: Any) -> list[Path]:
-    """Write STEM.png and STEM.svg, the same bytes for the same figure; `options` are matplotlib's."""
+    """Write STEM.png and STEM.svg, byte-identical for the same figure; `options` go to matplotlib."""
     import matplotlib
 
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
@@ -108,7 +107,7 @@ def save(made: Figure, stem: Path, **options: Any) -> list[Path]:
 
 
 def data_uri(image: Tensor) -> str:
-    """Return an image (C, H, W) in uint8 as an inline PNG, or as WebP where it had to be made smaller."""
+    """Return a uint8 image (C, H, W) as an inline PNG, or as WebP if it had to be reduced."""
     pixels = image.cpu().permute(1, 2, 0)
     pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     picture = Image.fromarray(pixels.contiguous().numpy())
@@ -119,7 +118,7 @@ def data_uri(image: Tensor) -> str:
 
 
 def figure_uri(path: Path, width: int = 1600) -> str | None:
-    """Return a figure that a command has drawn beside its numbers, small enough for a page; None if there is none."""
+    """Return the figure that a command has drawn, reduced for a page; None if there is none."""
     if not path.is_file():
         return None
     with Image.open(path) as picture:

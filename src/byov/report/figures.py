@@ -1,4 +1,4 @@
-"""Every figure about a posterior, drawn from the numbers of `byov.evaluation` and nothing else."""
+"""The figures about a posterior, drawn from the numbers of `byov.evaluation` alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from byov.evaluation.noise import NoiseVariance
 from byov.evaluation.pruning import Curve
 from byov.evaluation.representation import MEASURES as WITHOUT_LABELS
 from byov.evaluation.sweep import sweep_groups
-from byov.report.drawing import COLOURS, MARKERS, ORDERED, canvas, log_labels, plain, styled, subscripted
+from byov.report.drawing import COLOURS, MARKERS, ORDERED, add_grid, canvas, log_labels, styled, subscripted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 LINES = ("-", "--", ":", "-.")
 BELOW: Final = "outside lower center"
-ORDERS = ("spread_projector", "augmented_spread_projector", "spread_encoder", "augmented_spread_encoder")
-"""What images are ordered by, the first that there is: BYOL's loss is one of the directions of projections."""
+ORDER_MEASURES = ("spread_projector", "augmented_spread_projector", "spread_encoder", "augmented_spread_encoder")
+"""Measures that order images; the first available is used. BYOL's loss is about the directions of projections."""
 
 
 @styled
 def alignment_figure(found: Sequence[Alignment], first: str = "BYOV", second: str = "supervised BBB") -> Figure:
-    """Draw a panel for each: a point per image, the kernel density's contours, and the ellipses of the Gaussian fit."""
+    """Draw a panel for each alignment: a point per image, density contours, and the ellipses of the Gaussian fit."""
     made, [panels] = canvas(4.2 * len(found), 4.2, 1, len(found))
     for axes, one in zip(panels, found, strict=True):
         _panel(axes, one)
@@ -62,12 +62,12 @@ def _panel(axes: Axes, found: Alignment) -> None:
     axes.set(xlim=(low[0], kde.x[-1]), ylim=(low[1], kde.y[-1]))
     pearson = f"Pearson {found.pearson:.2f} ± {found.pearson_error:.2f}"
     axes.set_title(f"{pearson}, Spearman {found.spearman:.2f} ± {found.spearman_error:.2f}")
-    plain(axes)
+    add_grid(axes)
 
 
 @styled
 def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure:
-    """Draw a row per run: predictive mean, predictive std, and what a single image still moves; a line per shift."""
+    """Draw a row per run: predictive mean, predictive std, and spread of a single image's mean; a line per shift."""
 
     made, panels = canvas(9.0, 2.5 * len(found) + 0.5, len(found), 3, sharex=True)
     for row, (run, shifts) in zip(panels, found.items(), strict=True):
@@ -88,7 +88,7 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
         row[2].set_ylabel("std of an image's mean")
         for axes in row:
             axes.set_xscale("log")
-            plain(axes)
+            add_grid(axes)
         log_labels(row[2].yaxis)
     for axes in panels[-1]:
         axes.set_xlabel("draws K")
@@ -100,7 +100,7 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
 
 @styled
 def gallery_figure(found: Mapping[str, Gallery]) -> Figure:
-    """Show for each run the least certain images above the most certain ones; a wrong prediction is named in orange."""
+    """Show the least and the most certain images of each run; wrong predictions are labelled in blue."""
 
     columns = 12
     bands = [(run, title, shown) for run, g in found.items() for title, shown in _bands(g)]
@@ -134,14 +134,14 @@ def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
         ("most", g.most_certain, g.accuracy_most_certain),
     ):
         low, high = sorted((shown[0].uncertainty, shown[-1].uncertainty))
-        about = f"{g.measure} {low:.3g} … {high:.3g}; {100 * accuracy:.1f} % of this tenth are right"
+        about = f"{g.measure} {low:.3g} … {high:.3g}; accuracy in this tenth {100 * accuracy:.1f} %"
         found.append((f"{end} certain ({about})", shown))
     return found
 
 
 @styled
 def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
-    """Draw the rank correlation by measure and model, and people's entropy against how sure each model is."""
+    """Draw the rank correlation by measure and model, and people's entropy against each model's uncertainty."""
 
     measures = [m for m in MEASURES if any(m in agreement.spearman for agreement in found.values())]
     more = 0.75 * max(0, len(measures) - 5)
@@ -154,10 +154,7 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
         whiskers = {"elinewidth": 0.9, "ecolor": "0.2"}
         bars.bar(at, heights, 0.92 * width, yerr=errors, color=colour, label=run, error_kw=whiskers)
         best = "entropy" if "entropy" in agreement.curve else next(iter(agreement.curve))
-        curve = agreement.curve[best]
-        tenths = [100 * (k + 0.5) / len(curve) for k in range(len(curve))]
-        style: dict[str, Any] = {"color": colour, "marker": MARKERS[i], "markersize": 4, "linewidth": 1.3}
-        lines.plot(tenths, curve, label=f"{run}, {MEASURES.get(best, best)}", **style)
+        _plot_tenths(lines, agreement.curve[best], f"{run}, {MEASURES.get(best, best)}", i)
     some = next(iter(found.values()))
     lines.axhline(some.human_entropy, color="0.5", linewidth=0.9, linestyle=":")
     lines.annotate("all images", (2, some.human_entropy), color="0.4", ha="left", va="bottom", fontsize=7.5)
@@ -165,17 +162,17 @@ def humans_figure(found: Mapping[str, HumanAgreement]) -> Figure:
     bars.set_ylabel("Spearman with people's entropy")
     bars.axhline(0, color="0.3", linewidth=0.8)
     bars.legend()
-    lines.set(xlabel="images from the surest to the least sure (%)", ylabel="people's entropy (nats)", xlim=(0, 100))
+    lines.set_ylabel("people's entropy (nats)")
     lines.set_ylim(bottom=0)
     lines.legend()
     for axes in (bars, lines):
-        plain(axes)
+        add_grid(axes)
     return made
 
 
 @styled
 def layers_figure(histories: Mapping[str, LayerHistory], quantities: Sequence[str] = tuple(QUANTITIES)) -> Figure:
-    """Draw one column per run, one row per quantity on a common logarithmic axis, one line per layer."""
+    """Draw a column per run, a row per quantity on a shared logarithmic axis, and a line per layer."""
     import matplotlib
     from matplotlib.lines import Line2D
 
@@ -193,7 +190,7 @@ def layers_figure(histories: Mapping[str, LayerHistory], quantities: Sequence[st
                 shown = [float("nan") if value is None else value for value in values]
                 axes.plot(history.epochs, shown, style, color=colour, linewidth=1.0, alpha=0.85)
             axes.set_yscale("log")
-            plain(axes)
+            add_grid(axes)
             log_labels(axes.yaxis)
             if row is panels[0]:
                 axes.set_title(subscripted(name))
@@ -209,7 +206,7 @@ def layers_figure(histories: Mapping[str, LayerHistory], quantities: Sequence[st
 
 @styled
 def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
-    """Draw a row per run: the stages against each other, a point per image coloured by noise; means against noise."""
+    """Draw a row per run: stages against each other, with a point per image coloured by noise, and means over noise."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
@@ -220,14 +217,14 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
         palette = matplotlib.colormaps["viridis"].resampled(len(n.noise))
         edges = BoundaryNorm(range(len(n.noise) + 1), len(n.noise))
         level = torch.arange(len(n.noise))[:, None].expand(variance.shape[1:]).flatten()
-        order = torch.randperm(len(level), generator=Generator().manual_seed(0))  # no strength hides another
+        order = torch.randperm(len(level), generator=Generator().manual_seed(0))  # so that no noise level hides another
         for axes, (i, j) in zip(row, combinations(range(len(n.stages)), 2), strict=False):
             x, y = variance[i].flatten()[order], variance[j].flatten()[order]
             axes.scatter(x, y, c=level[order], cmap=palette, norm=edges, s=5, alpha=0.6, linewidths=0)
             rank = n.correlation[f"{n.stages[i]}, {n.stages[j]}"]
             axes.set(xscale="log", yscale="log", xlabel=f"variance after {n.stages[i]}", ylabel=f"after {n.stages[j]}")
             axes.set_title(f"Spearman {rank:.2f}")
-            plain(axes)
+            add_grid(axes)
             log_labels(axes.xaxis, axes.yaxis)
         for axes in row[len(n.correlation) : 3]:
             axes.set_visible(False)
@@ -246,7 +243,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
         last.set_title("mean and quartiles")
         log_labels(last.yaxis)
         last.legend()
-        plain(last)
+        add_grid(last)
         if len(found) > 1:
             row[0].set_ylabel(f"{run}\n{row[0].get_ylabel()}")
     return made
@@ -254,7 +251,7 @@ def noise_figure(found: Mapping[str, NoiseVariance]) -> Figure:
 
 @styled
 def pruning_figure(content: dict[str, Any]) -> Figure:
-    """Draw accuracy and calibration of what pruning left: two panels for each scope and way to read."""
+    """Draw accuracy and calibration after pruning: two panels for each scope and probe."""
     groups, test = sweep_groups(content["curves"]), content["protocol"]["test"]
     made, rows = canvas(8.0, 3.0 * len(groups) + 0.2, len(groups), 2)
     for [left, right], ((scope, how), curves) in zip(rows, groups.items(), strict=True):
@@ -267,15 +264,15 @@ def pruning_figure(content: dict[str, Any]) -> Figure:
 
 
 def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None:
-    """Draw one line per model and ranking, the mean over its seeds.
+    """Draw one line per model and ranking, the mean over seeds.
 
-    The band is their range; of a single seed two standard errors over the test images, where they are known.
+    The band is the range over seeds; for a single seed it is two standard errors over the test images, if known.
     """
     groups: dict[tuple[str, str], list[Curve]] = {}
     for each in curves:
         groups.setdefault((each["model"], each["by"]), []).append(each)
     models, orders = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
-    for (model, by), members in groups.items():  # a colour for each model, a marker and a line for each order
+    for (model, by), members in groups.items():  # a colour for each model, a marker and a line style for each ranking
         colour = COLOURS[models.index(model) % len(COLOURS)]
         marker, line = MARKERS[orders.index(by)], LINES[orders.index(by)]
         x = 100 * np.asarray(members[0]["sparsity"])
@@ -290,12 +287,12 @@ def plot_curves(axes: Axes, curves: Sequence[Curve], what: str = "top1") -> None
     axes.set_xlabel("weights removed (%)")
     axes.set_ylabel({"top1": "top-1 accuracy (%)", "ece": "ECE (%)"}[what])
     axes.set_ylim(bottom=0)
-    plain(axes)
+    add_grid(axes)
 
 
 @styled
 def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw a row for each data set: R-AUROC by measure and run; R@1 over the images' order, or the AUROC if foreign."""
+    """Draw a row for each dataset: R-AUROC by measure and run, and R@1 over certainty or, for other images, AUROC."""
     sets = list(dict.fromkeys(name for run in found.values() for name in run["data"]))
     made, rows = canvas(9.6, 3.3 * len(sets), len(sets), 2, width_ratios=[1.6, 1])
     for (bars, side), data in zip(rows, sets, strict=True):
@@ -304,37 +301,45 @@ def representation_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
         _dots(bars, [each["r_auroc"] for each in here.values()], labels)
         bars.set(xlabel="R-AUROC", title=data)
         for i, each in enumerate(here.values()):
-            measure = next((m for m in ORDERS if m in each["curve"]), "negative_norm")
-            share = [100 * value for value in each["curve"][measure]]
-            tenths = [100 * (k + 0.5) / len(share) for k in range(len(share))]
-            style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-            side.plot(tenths, share, label=WITHOUT_LABELS[measure], markersize=4, linewidth=1.3, **style)
-        side.set(xlabel="images from the surest to the least sure (%)", ylabel="R@1 (%)", xlim=(0, 100))
+            measure = next((m for m in ORDER_MEASURES if m in each["curve"]), "negative_norm")
+            _plot_tenths(side, [100 * value for value in each["curve"][measure]], WITHOUT_LABELS[measure], i)
+        side.set_ylabel("R@1 (%)")
         side.legend()
-        plain(side)
+        add_grid(side)
     foreign = {name: run["ood"] for name, run in found.items() if run["ood"]}
     if foreign:
         for (_, side), data in zip(rows[1:], sets[1:], strict=True):
             side.clear()
             _dots(side, [each[data] for each in foreign.values()], list(foreign))
-            side.set(xlabel="AUROC: foreign from known", title=f"{data} from {sets[0]}")
+            side.set(xlabel="AUROC", title=f"{data} against {sets[0]}")
     return made
 
 
+def _style(i: int) -> dict[str, Any]:
+    """Return the colour and the marker of model i."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+
+
+def _plot_tenths(axes: Axes, values: Sequence[float], label: str, i: int) -> None:
+    """Draw the means of `byov.evaluation.resampling.tenths` for model i."""
+    tenths = [100 * (k + 0.5) / len(values) for k in range(len(values))]
+    axes.plot(tenths, values, label=label, linewidth=1.3, **_style(i))
+    axes.set(xlabel="images from the most to the least certain (%)", xlim=(0, 100))
+
+
 def _dots(axes: Axes, readings: Sequence[Mapping[str, Sequence[float] | None]], labels: Sequence[str]) -> None:
-    """Draw a point with its error for each measure and run; the line is chance."""
+    """Draw a point with its error for each measure and run; the dotted line is chance."""
     measures = [m for m in WITHOUT_LABELS if any(m in each for each in readings)]
     for i, (each, label) in enumerate(zip(readings, labels, strict=True)):
         there = [(k, *values) for k, m in enumerate(measures) if (values := each.get(m)) is not None]
         at = [k + 0.5 * ((i + 0.5) / len(readings) - 0.5) for k, *_ in there]
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         x, error = [v for _, v, _ in there], [e for _, _, e in there]
-        axes.errorbar(x, at, xerr=error, linestyle="none", markersize=4, elinewidth=0.9, label=label, **style)
+        axes.errorbar(x, at, xerr=error, linestyle="none", elinewidth=0.9, label=label, **_style(i))
     axes.axvline(0.5, color="0.4", linewidth=0.9, linestyle=":")
     axes.set_yticks(range(len(measures)), [WITHOUT_LABELS[m] for m in measures])
     axes.set_ylim(len(measures) - 0.5, -0.5)
     axes.legend()
-    plain(axes)
+    add_grid(axes)
 
 
 def _alignment(result: dict[str, Any]) -> Figure:
@@ -362,4 +367,4 @@ EXPLORED: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "humans": lambda result: humans_figure({run: HumanAgreement(**h) for run, h in result.items()}),
     "representation": representation_figure,
 }
-"""The figure of each item of `byov explore`, from the numbers in its file."""
+"""For each item of `byov explore`, the function that draws its figure from its numbers."""

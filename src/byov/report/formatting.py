@@ -1,4 +1,4 @@
-"""Numbers and settings as the page writes them."""
+"""Format numbers and settings for the page."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from markupsafe import Markup, escape
 DASH = "–"
 
 MISSING = {
-    "verdict": ("The answer needs scores of at least one model", "byov report RUN"),
+    "verdict": ("An answer needs the scores of at least one model", "byov report RUN"),
     "numbers": ("No scores have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
-    "calibration": ("What was predicted for each image has not been recorded", "byov report RUN"),
+    "calibration": ("The predictions for single images have not been recorded", "byov report RUN"),
     "ood": ("No scores under shift have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
     "pruning": ("No network has been pruned yet", "byov report RUN"),
     "layers": (
-        "There is no run with a posterior whose layers were read",
+        "No run with a posterior has recorded layers",
         "byov pretrain --set posterior.family=gaussian",
     ),
-    "convergence": ("There is no run with a posterior that was read under draws", "byov report RUN --samples 30"),
-    "representation": ("No embeddings of a byov pretrain run have been read", "byov report RUN"),
-    "risk": ("What was predicted for each image has not been recorded", "byov report RUN"),
+    "convergence": ("No run with a posterior has been read under draws", "byov report RUN --samples 30"),
+    "representation": ("No embeddings of a byov pretrain run have been measured", "byov report RUN"),
+    "risk": ("The predictions for single images have not been recorded", "byov report RUN"),
     "entropy": ("The entropy of each prediction has not been recorded", "byov report RUN --renew"),
-    "gallery": ("No images have been read yet", "byov report RUN"),
-    "training": ("There is no log of the training", "byov pretrain --run RUN"),
-    "config": ("There is no run folder, whose checkpoint holds the recipe", "byov report RUN"),
+    "gallery": ("No images have been predicted yet", "byov report RUN"),
+    "training": ("There is no training log", "byov pretrain --run RUN"),
+    "config": ("There is no run folder with the recipe in its checkpoint", "byov report RUN"),
     "protocol": ("Nothing has been evaluated, so there is no protocol", "byov report RUN"),
 }
-"""For a section without numbers: why, and the command that makes them."""
+"""For a section without numbers: the reason, and the command that creates them."""
 
 
 def cell(value: Any, unit: str = "", like: float | None = None, sign: str = "") -> str:
-    """Write a score, in per cent where it is a share; with as many decimals as another one, if that is given.
+    """Format a score, in per cent if it is a share.
 
-    There is one more decimal where a number is small.
+    Small numbers get one more decimal; with `like`, the number of decimals is that of another score.
     """
     if value is None:
         return DASH
@@ -46,12 +46,12 @@ def cell(value: Any, unit: str = "", like: float | None = None, sign: str = "") 
 
 
 def signed(value: float | None, unit: str = "", like: float | None = None) -> str:
-    """Write a difference with its sign, and a minus that is one; `like` is as in `cell`."""
+    """Format a difference with its sign and a true minus; `like` is as in `cell`."""
     return cell(value, unit, like, "+").replace("-", "−")
 
 
 def setting(value: Any) -> str:
-    """Write a setting as a recipe would write it."""
+    """Format a setting as in a recipe."""
     if value is None:
         return DASH
     if isinstance(value, str):
@@ -64,12 +64,12 @@ def setting(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """Write a whole number with its thousands apart."""
+    """Format an integer with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else DASH if value is None else str(value)
 
 
 def span(seconds: float | None) -> str:
-    """Write a length of time in the unit that suits it."""
+    """Format a duration in a suitable unit."""
     if seconds is None:
         return DASH
     if seconds < 100:
@@ -78,36 +78,36 @@ def span(seconds: float | None) -> str:
 
 
 def day(iso: str) -> str:
-    """Write a date in words."""
+    """Format a date in words."""
     when = date.fromisoformat(iso)
     return f"{when.day} {when:%B %Y}"
 
 
 GLOSSARY = {
-    "ECE": "expected calibration error: how far confidence and accuracy lie apart, averaged over bins. Less is better.",
-    "NLL": "negative log-likelihood of the true class, in nats. Less is better.",
-    "Top-1": "the share of images whose most probable class is the right one.",
-    "Reliability": "the part of the Brier score that is miscalibration. Less is better.",
-    "Brier": "the squared distance between the probabilities and the truth, 0 to 2. Less is better.",
-    "R-AUROC": "how well an uncertainty tells the images whose nearest neighbour is of another class: 0.5 is chance.",
-    "AUROC": "the chance that a shifted image gets more uncertainty than a clean one: 0.5 says nothing, 1 is perfect.",
-    "AURC": "area under the risk-coverage curve: the mean error over all shares of images kept. Less is better.",
-    "FPR": "the share of clean images taken for shifted when 95 % of the shifted ones are found. Less is better.",
-    "SNR": "signal to noise of a weight, |μ|/σ: how much larger it is than its own uncertainty.",
-    "R@1": "the share of images whose nearest neighbour, by the embedding, is of the same class.",
+    "ECE": "expected calibration error: the gap between confidence and accuracy, averaged over bins. Lower is better.",
+    "NLL": "negative log-likelihood of the true class, in nats. Lower is better.",
+    "Top-1": "the share of images whose most probable class is correct.",
+    "Reliability": "the part of the Brier score due to miscalibration. Lower is better.",
+    "Brier": "the squared distance between the probabilities and the truth, 0 to 2. Lower is better.",
+    "R-AUROC": "how well an uncertainty detects images whose nearest neighbour has another class: 0.5 is chance.",
+    "AUROC": "the chance that a shifted image gets more uncertainty than a clean one: 0.5 is chance, 1 is perfect.",
+    "AURC": "area under the risk-coverage curve: the mean error over all shares of images kept. Lower is better.",
+    "FPR": "the share of clean images taken for shifted when 95 % of the shifted ones are detected. Lower is better.",
+    "SNR": "signal-to-noise ratio of a weight, |μ|/σ: its size relative to its uncertainty.",
+    "R@1": "the share of images whose nearest neighbour in the embedding has the same class.",
     "KL": "Kullback-Leibler divergence of the posterior from its prior, in nats.",
     "MI": "mutual information: how much the draws of the weights disagree, in nats.",
-    "BYOL": "Bootstrap Your Own Latent: an encoder learned without labels, one value for each weight.",
+    "BYOL": "Bootstrap Your Own Latent: an encoder learned without labels, with one value for each weight.",
     "BYOV": "Bootstrap Your Own Variance: BYOL with a Gaussian posterior over the weights.",
     "EMP": "Ensemble Model Patching: one of K patches for each layer.",
-    "ECMP": "Ensemble Cross Model Patching: one of K values for each patched weight by itself.",
+    "ECMP": "Ensemble Cross Model Patching: one of K values for each patched weight independently.",
 }
-"""What the page's abbreviations stand for, shown where they are pointed at."""
+"""The abbreviations of the page, explained on hover."""
 _KNOWN = re.compile(rf"<[^>]*>|(?<![\w@-])(?:{'|'.join(map(re.escape, GLOSSARY))})(?![\w-])")
 
 
 def abbr(text: str) -> Markup:
-    """Mark the first mention of each abbreviation in a piece of text or HTML, so that it tells what it stands for."""
+    """Mark the first mention of each abbreviation in text or HTML with its explanation."""
     seen: set[str] = set()
 
     def mark(found: re.Match[str]) -> str:
@@ -121,6 +121,6 @@ def abbr(text: str) -> Markup:
 
 
 def hint(text: str) -> str:
-    """Return what the abbreviations in a heading stand for, a line each."""
+    """Return explanations of the abbreviations in a heading."""
     found = [word for word in dict.fromkeys(_KNOWN.findall(text)) if word in GLOSSARY]
     return "\n".join(line for word in found for line in (word, GLOSSARY[word]))

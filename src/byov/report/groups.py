@@ -1,4 +1,4 @@
-"""Runs that differ in their seed only are one group; each group is read at μ and, with a posterior, under draws."""
+"""Runs that differ only in their seed form a group; each group is read at μ and, with a posterior, under draws."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from byov.ssl.registry import OBJECTIVES
 from byov.train.config import flatten
 from byov.train.run import FREE
 
-METHODS = {
-    ("pretrain", "none"): "BYOL",
-    ("pretrain", "gaussian"): "BYOV",
-    ("pretrain", "emp"): "BYOL, EMP",
-    ("pretrain", "ecmp"): "BYOL, ECMP",
-    ("train", "none"): "Point network",
-    ("train", "gaussian"): "Gaussian",
-    ("train", "dropout"): "Dropout",
-    ("train", "dropconnect"): "DropConnect",
-    ("train", "ensemble"): "Ensemble",
-    ("train", "emp"): "EMP",
-    ("train", "ecmp"): "ECMP",
+FAMILIES = {
+    "none": "Point network",
+    "gaussian": "Gaussian",
+    "dropout": "Dropout",
+    "dropconnect": "DropConnect",
+    "ensemble": "Ensemble",
+    "emp": "EMP",
+    "ecmp": "ECMP",
 }
-SEED = "train.seed"
+UNCOMPARED = {"train.seed", *FREE}
+"""Settings that may differ within a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +49,17 @@ class Group:
 
     @property
     def best(self) -> str:
-        """Return the reading that is the model's own: under draws where there is a posterior."""
+        """Return the model's best reading: under draws if it has a posterior, otherwise at μ."""
         return self.readings[-1]
 
     def values(self, score: str, reading: str, clean: bool) -> list[float]:
-        """Return a score of each evaluated run, on clean images or as the mean over the shifts."""
+        """Return a score of each evaluated run, on clean images or averaged over the shifts."""
         found = [row_score(condition(run, clean), reading, score) for run in self.evaluated]
         return [value for value in found if value is not None]
 
 
 def condition(run: ReportedRun, clean: bool) -> Row | None:
-    """Return the row of clean images, or the mean over the shifts."""
+    """Return the row of the clean images, or the mean row of the shifts."""
     rows = (run.evaluation or {}).get("rows", [])
     if clean:
         return next((row for row in rows if row.shift == CLEAN), None)
@@ -76,7 +73,7 @@ def row_score(row: Row | None, reading: str, score: str) -> float | None:
 
 
 def group(runs: Sequence[ReportedRun]) -> list[Group]:
-    """Group runs, in the order of the first of each; without a posterior first, as what the others are held against."""
+    """Group runs in their order, groups without a posterior first, since the others are compared with them."""
     together: dict[str, list[ReportedRun]] = {}
     for run in runs:
         together.setdefault(_key(run), []).append(run)
@@ -85,14 +82,14 @@ def group(runs: Sequence[ReportedRun]) -> list[Group]:
 
 
 def each_reading(groups: Sequence[Group]) -> Iterator[tuple[str, Group, str]]:
-    """Yield every group at μ and, with a posterior, under draws: the series' id, the group and the reading."""
+    """Yield (series id, group, reading) for every group at μ and, with a posterior, under draws."""
     for i, group in enumerate(groups):
         for reading in group.readings:
             yield f"{i}/{reading}", group, reading
 
 
 def twin(group: Group, points: Sequence[Group]) -> Group:
-    """Return the point model most like a group: of its kind, fewest settings other, those of the posterior aside."""
+    """Return the most similar point model: of the same kind, with the fewest different settings outside [posterior]."""
     own = _beside_posterior(group)
 
     def distance(point: Group) -> tuple[bool, int]:
@@ -100,42 +97,44 @@ def twin(group: Group, points: Sequence[Group]) -> Group:
         differ = sum(own.get(key) != other.get(key) for key in {*own, *other})
         return point.runs[0].kind != group.runs[0].kind, differ
 
-    return min(points, key=distance)  # the first of equals
+    return min(points, key=distance)  # the first, if several are equally close
 
 
 def _beside_posterior(group: Group) -> dict[str, Any]:
     settings = flatten(group.runs[0].config)
-    return {k: v for k, v in settings.items() if k not in {SEED, *FREE} and not k.startswith("posterior.")}
+    return {k: v for k, v in settings.items() if k not in UNCOMPARED and not k.startswith("posterior.")}
 
 
 def _key(run: ReportedRun) -> str:
     if not run.config:
         stem = re.sub(r"[-_ ]?(seed)?[-_ ]?\d+$", "", run.name)
         return json.dumps(["file", run.kind, run.posterior, stem])
-    settings = {key: value for key, value in flatten(run.config).items() if key not in {SEED, *FREE}}
+    settings = {key: value for key, value in flatten(run.config).items() if key not in UNCOMPARED}
     return json.dumps([run.kind, settings], sort_keys=True)
 
 
 def method(run: ReportedRun) -> str:
-    """Return what a reader calls it."""
+    """Return the name of a run's method for the reader."""
     if run.config:
-        kind, family = run.kind or "", run.config["posterior"]["family"]
-        asked = run.config.get("ssl", {}).get("objective", "byol") if kind == "pretrain" else ""
-        return METHODS.get((kind, family), run.name) if asked in ("", "byol") else _learned_by(asked, family)
+        family = run.config["posterior"]["family"]
+        return FAMILIES.get(family, run.name) if run.kind == "train" else _pretrained(run, family)
     if run.kind == "pretrain" or (run.kind is None and run.probe is not None):
         return "BYOV" if run.posterior else "BYOL"
     return run.name
 
 
-def _learned_by(objective: str, family: str) -> str:
-    """Return what a run without labels is called, BYOL's apart."""
+def _pretrained(run: ReportedRun, family: str) -> str:
+    """Return the name of a run without labels: its objective and its family, or BYOV."""
+    objective = run.config.get("ssl", {}).get("objective", "byol")
+    if (objective, family) == ("byol", "gaussian"):
+        return "BYOV"
     kind = OBJECTIVES.get(objective)
     title = objective.rpartition(":")[2] if kind is None else kind.title
-    return title if family == "none" else f"{title}, {METHODS['train', family]}"
+    return title if family == "none" else f"{title}, {FAMILIES.get(family, family)}"
 
 
 def _labels(each: Sequence[list[ReportedRun]]) -> list[str]:
-    """Return the methods' names; where two groups have the same, with the settings in which they differ."""
+    """Return the names of the methods, followed by the settings that differ if groups share a name."""
     names = [method(members[0]) for members in each]
     labels = []
     for name, members in zip(names, each, strict=True):
@@ -153,7 +152,7 @@ def _difference(run: ReportedRun, rivals: Sequence[list[ReportedRun]]) -> str:
     differ = [
         key
         for key in settings[0]
-        if key not in {SEED, *FREE} and any(other.get(key) != settings[0][key] for other in settings[1:])
+        if key not in UNCOMPARED and any(other.get(key) != settings[0][key] for other in settings[1:])
     ]
     own = flatten(run.config)
     if not differ or len(differ) > 3:

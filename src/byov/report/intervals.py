@@ -1,4 +1,4 @@
-"""How sure a difference is: over seeds where there are several, else over the test images; how sure a share is."""
+"""Confidence intervals: of a difference over seeds or over test images, and of a share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from scipy import stats
+from torch import Tensor
+
+from byov.evaluation.resampling import RESAMPLES, resampled_ece
 
 Source = Literal["seeds", "images"]
 LEVEL = 0.95
 Z = 1.96
-RESAMPLES = 1000
-Array = Any
-"""An array of numpy."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, and where it lies with 95 % confidence; `over` says what was varied, None if nothing could be."""
+    """A value and its 95 % confidence interval; `over` is what was resampled, or None if there is no interval."""
 
     value: float
     low: float | None = None
@@ -29,35 +30,35 @@ class Interval:
 
     @classmethod
     def around(cls, value: float, reach: float, over: Source) -> Interval:
-        """Return the interval that reaches as far on either side of a value."""
+        """Return the interval value ± reach."""
         return cls(value, value - reach, value + reach, over)
 
     @property
     def sign(self) -> int | None:
-        """Return −1 or 1 where the interval leaves 0 out, 0 where it does not, None where there is no interval."""
+        """Return −1 or 1 if the interval excludes 0, 0 if it includes 0, and None without an interval."""
         if self.low is None or self.high is None:
             return None
         return -1 if self.high < 0 else 1 if self.low > 0 else 0
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error; none of a single value."""
+    """Return the mean and its standard error, which is None for a single value."""
     return float(np.mean(values)), float(stats.sem(values)) if len(values) > 1 else None
 
 
 def estimate(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the same by name, for the page."""
+    """Return `mean_error` as a dictionary, for the page."""
     return dict(zip(("value", "error"), mean_error(values), strict=True))
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float], paired: bool = False) -> Interval:
-    """Estimate mean(second) − mean(first) by Welch's t: the seeds of the two have nothing to do with each other.
+    """Estimate mean(second) − mean(first) with Welch's t-test, since the seeds of the two sides are independent.
 
-    `paired` are the same runs read in two ways, by Student's t of their differences. With no spread at all the interval
-    is the value: equal numbers do not differ.
+    With `paired`, both sides are the same runs read in two ways, and Student's t of their differences is used. Without
+    any spread the interval is the value itself.
     """
     if len(first) < 2 or len(second) < 2:
-        raise ValueError("An interval over seeds needs at least two runs on either side.")
+        raise ValueError("An interval over seeds needs at least two runs on each side.")
     value = float(np.mean(second) - np.mean(first))
     spread = [np.ptp(np.subtract(second, first))] if paired else [np.ptp(first), np.ptp(second)]
     if not any(spread):
@@ -69,47 +70,42 @@ def over_seeds(first: Sequence[float], second: Sequence[float], paired: bool = F
 
 @dataclass(frozen=True)
 class ImageRecords:
-    """What was predicted for the same n images under each of R conditions, such as shifts: (R, n) each."""
+    """Predictions for the same n images under each of R conditions, such as shifts: (R, n) each."""
 
-    confidence: Array
-    correct: Array
+    confidence: Tensor
+    correct: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> ImageRecords:
-        return cls(*(np.array([row[name] for row in rows], dtype=np.float64) for name in ("confidence", "correct")))
+        columns = ([row[name] for row in rows] for name in ("confidence", "correct"))
+        return cls(*(torch.tensor(column, dtype=torch.float64) for column in columns))
 
-
-def resampled_ece(hits: ImageRecords, counts: Array, bins: int) -> Array:
-    """Return for each resample the mean ECE over conditions; `counts` (B, n) says how often each image was drawn."""
-    total = np.zeros(len(counts))
-    edges = np.arange(1, bins) / bins
-    for confidence, correct in zip(hits.confidence, hits.correct, strict=True):
-        index = np.searchsorted(edges, confidence, side="left")  # open on the left, as in calibration_error
-        member = np.eye(bins)[index] * (confidence - correct)[:, None]
-        total += np.abs(counts @ member).sum(1) / counts.sum(1)
-    return total / len(hits.confidence)
+    def ece(self, counts: Tensor, bins: int) -> Tensor:
+        """Return the mean ECE over conditions for each resample; `counts` (B, n) says how often each image is drawn."""
+        each = zip(self.confidence, self.correct, strict=True)
+        return torch.stack([resampled_ece(*condition, counts, bins) for condition in each]).mean(0)
 
 
 def over_images(first: Sequence[ImageRecords], second: Sequence[ImageRecords], bins: int) -> Interval:
-    """Estimate ECE(second) − ECE(first), means over the runs of either side, by a bootstrap over images both saw.
+    """Estimate ECE(second) − ECE(first), each averaged over runs, by a bootstrap over the images common to all.
 
-    An image is drawn with all its shifted versions and by all models at once. It says how another test set would
-    differ, not how another training run would. The reach is 1.96 standard deviations of the resamples, about the value
-    itself: the resamples' own centre is too high, since resampling adds noise to every bin.
+    An image is drawn with all its shifted versions and for all models at once. The interval estimates the effect of
+    another test set, not of another training run. It reaches 1.96 standard deviations of the resamples to each side of
+    the value itself: the mean of the resamples is too high, since resampling adds noise to every bin.
     """
-    n = {hits.confidence.shape[1] for hits in (*first, *second)}
-    if len(n) != 1:
-        raise ValueError(f"A bootstrap compares models on the same images, not on {sorted(n)} of them.")
-    size = n.pop()
-    counts = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
-    counts = np.vstack([np.ones(size), counts])  # the first is the data themselves
-    sides = [np.mean([resampled_ece(hits, counts, bins) for hits in each], 0) for each in (first, second) if each]
+    sizes = {hits.confidence.shape[1] for hits in (*first, *second)}
+    if len(sizes) != 1:
+        raise ValueError(f"A bootstrap compares models on the same images, not on {sorted(sizes)} of them.")
+    size = sizes.pop()
+    drawn = torch.from_numpy(np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), RESAMPLES))
+    counts = torch.cat([torch.ones(1, size), drawn]).double()  # the first row is the data itself
+    sides = [torch.stack([hits.ece(counts, bins) for hits in each]).mean(0) for each in (first, second) if each]
     difference = sides[-1] - sides[0] if len(sides) == 2 else sides[0]
-    return Interval.around(float(difference[0]), Z * float(difference[1:].std(ddof=1)), "images")
+    return Interval.around(float(difference[0]), Z * float(difference[1:].std()), "images")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share among `count`: it stays in [0, 1], also where all are hits."""
+    """Return the 95 % Wilson score interval of a share among `count`, which stays in [0, 1] even if all are hits."""
     centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
     reach = Z / (1 + Z**2 / count) * sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     return max(0.0, centre - reach), min(1.0, centre + reach)

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its script and its numbers inside, and nothing to load."""
+"""The page: one self-contained HTML file with its style, scripts and numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from byov.files import replacing
-from byov.report.collect import Advance, Request, collect
+from byov.report.collect import Request, collect
 from byov.report.content import METRICS, content
 from byov.report.formatting import MISSING, abbr, cell, count, day, hint, setting, signed, span
 from byov.report.groups import group
 from byov.report.sources import gather
+from byov.ssl.linear_evaluation import Advance
 
 LIMIT = 3_000_000
-"""How large a page may be, in bytes: it is sent by mail and opened on a phone."""
+"""The largest size of a page in bytes: pages are sent by mail and opened on phones."""
 SCRIPTS = ("chart.js", "export.js", "figures.js", "page.js")
 
 
@@ -34,10 +35,9 @@ def report(
     names: Sequence[str] = (),
     advance: Advance | None = None,
 ) -> dict[str, Any]:
-    """Read and measure what is named, write the page, and return its numbers.
+    """Read and measure the given runs and files, write the page, and return its numbers.
 
-    `title` and `names` are what the page calls itself and the runs, instead of their paths; for the other arguments see
-    `collect`.
+    `title` is the title of the page, and `names` replace the paths of the runs. For the other arguments see `collect`.
     """
     sources = gather(paths)
     for run, name in zip(sources.runs, names, strict=False):
@@ -49,7 +49,7 @@ def report(
 
 
 def render(tree: dict[str, Any], title: str | None = None) -> str:
-    """Return the HTML of a tree of numbers; names in it are text, whatever they hold."""
+    """Return the HTML of a tree of numbers; all names are escaped."""
     environment = Environment(
         loader=PackageLoader("byov.report"),
         autoescape=True,
@@ -57,8 +57,7 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    written = {"cell": cell, "signed": signed, "setting": setting, "count": count, "span": span, "day": day}
-    environment.filters |= {**written, "abbr": abbr, "hint": hint}
+    environment.filters |= {each.__name__: each for each in (abbr, cell, count, day, hint, setting, signed, span)}
     environment.globals |= {"MISSING": MISSING, "METRICS": METRICS}
     labels = [group["label"] for group in tree["groups"]]
     usual = " · ".join(labels[:4]) if labels else "Reproduced results"
@@ -73,16 +72,16 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
 
 
 def as_script(tree: dict[str, Any]) -> str:
-    """Return JSON that may stand inside <script>: nothing in it can end the element."""
+    """Return JSON that is safe inside <script>: it cannot close the element."""
     text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 
 
 def write(out: Path, html: str) -> None:
-    """Write the page, whole or not at all; refuse one that is too large."""
-    content = html.encode(errors="backslashreplace")  # names of files need not be UTF-8
+    """Write the page, completely or not at all; raise if it is too large."""
+    content = html.encode(errors="backslashreplace")  # file names need not be UTF-8
     if len(content) > LIMIT:
-        raise ValueError(f"The page would take {len(content):,} bytes, over {LIMIT:,}: name fewer runs.")
+        raise ValueError(f"The page would have {len(content):,} bytes, over {LIMIT:,}: name fewer runs.")
     with replacing(out) as fresh:
         fresh.write_bytes(content)
 

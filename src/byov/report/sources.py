@@ -1,8 +1,7 @@
-"""What a report is made of: runs, and the files of `byov evaluate`, `probe`, `prune`, `explore` and `reproduce`."""
+"""The input of a report: runs, and the files of `byov evaluate`, `probe`, `prune`, `explore` and `reproduce`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,27 +27,27 @@ PATTERNS: dict[str, tuple[Any, Any]] = {
     "explore": ({"what": str, "protocol": {}, "result": (dict, list)}, {}),
     "prune": ({"kind": str, "curves": []}, {"curves": [CURVE]}),
 }
-"""By what a file of a command is known, and what the page reads of it."""
+"""By command: the pattern that identifies its files, and the pattern of what the page reads."""
 
 
 @dataclass(eq=False)
 class ReportedRun:
-    """One trained model of the report, and everything that has been recorded of it so far."""
+    """One trained model of the report, and everything recorded about it."""
 
     name: str
     header: Header | None = None
-    """Of its checkpoint; None where only files of its results are at hand."""
+    """The header of its checkpoint; None if only results files are given."""
     parts: dict[str, Any] = field(default_factory=dict)
-    """What the report itself has measured, by the part's name; `paired` if its images are those of `evaluation`."""
+    """The parts measured by the report; `paired` is set if its images are those of `evaluation`."""
     evaluation: dict[str, Any] | None = None
-    """The content of a file of `byov evaluate`, its rows as `Row`."""
+    """The content of a file of `byov evaluate`, with its rows as `Row`."""
     probe: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
-    """What the reader should know, such as a file that was set aside."""
+    """Notes for the reader, such as an ignored file."""
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what its checkpoint says: kind, config, data, shape, kl_scale."""
+        """Return the content of its checkpoint: kind, config, data, shape, kl_scale."""
         return {} if self.header is None else self.header.about
 
     @property
@@ -61,17 +60,17 @@ class ReportedRun:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Return that of its evaluation."""
+        """Return the protocol of its evaluation."""
         return {} if self.evaluation is None else self.evaluation["protocol"]
 
     @property
     def rows(self) -> list[Row]:
-        """Return those of its evaluation."""
+        """Return the rows of its evaluation."""
         return [] if self.evaluation is None else self.evaluation["rows"]
 
     @property
     def posterior(self) -> bool:
-        """Tell whether there is anything to draw from."""
+        """Return whether it has a posterior."""
         if self.config:
             return self.config["posterior"]["family"] != "none"
         if self.evaluation is not None:
@@ -83,12 +82,12 @@ class ReportedRun:
         return self.config.get("train", {}).get("seed")
 
     def records(self, reading: str, clean: bool) -> list[dict[str, Any]]:
-        """Return what was predicted for each image, `confidence` and `correct`: once, or once for every shift."""
+        """Return the per-image records: one for clean images, or one for every shift."""
         images = self.parts.get("images", {})
         return [row[reading] for key, row in images.items() if (key == f"{CLEAN}/0") == clean]
 
     def is_at(self, name: str) -> bool:
-        """Tell whether a file of results that names a run means this one."""
+        """Return whether a run named in a results file is this one."""
         path = Path(name).parent if Path(name).name == CHECKPOINT else Path(name)
         there = self.header is not None and path.is_dir() and self.header.folder.samefile(path)
         return self.name == name or there
@@ -96,7 +95,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class Sources:
-    """Runs in the order they were named, and what other commands found: `reproduce`, `prune` and `explore`."""
+    """Runs in the order given, and the results of `reproduce`, `prune` and `explore`."""
 
     runs: list[ReportedRun]
     outcomes: list[dict[str, Any]] = field(default_factory=list)
@@ -105,9 +104,9 @@ class Sources:
 
 
 def gather(paths: Sequence[Path]) -> Sources:
-    """Read everything that was named and give each file to its run; refuse what cannot be read in one sentence."""
+    """Read all paths and assign each file to its run; raise if one cannot be read."""
     if not paths:
-        raise ValueError("A report needs at least one run's folder or file of results.")
+        raise ValueError("A report needs at least one run folder or results file.")
     files = [path for path in dict.fromkeys(paths) if path.suffix == ".json" and not path.is_dir()]
     folders = [path for path in dict.fromkeys(paths) if path not in files]
     sources = Sources([ReportedRun(str(path), read_header(path)) for path in folders])
@@ -117,13 +116,13 @@ def gather(paths: Sequence[Path]) -> Sources:
 
 
 def _take_file(path: Path, sources: Sources) -> None:
-    """Give a file to the run it speaks of, which is a new one if nobody named that."""
+    """Assign a file to its run, adding the run if it was not given."""
     content = read_json(path)
     content = content if isinstance(content, dict) else {}
     if content.get("kind") == results.KIND:
         evaluation = results.read(path)
         if not evaluation["rows"]:
-            raise ValueError(f"{path} holds no row yet: run its command again.")
+            raise ValueError(f"{path} holds no rows yet: run its command again.")
         _owner(evaluation["protocol"]["model"]["name"], path, sources.runs, "evaluation").evaluation = evaluation
         return
     kind = next((kind for kind, (tells, _) in PATTERNS.items() if not misfit(content, tells)), None)
@@ -131,7 +130,7 @@ def _take_file(path: Path, sources: Sources) -> None:
         known = "byov evaluate, probe, prune, explore or reproduce"
         raise ValueError(f"{path} is not a file that {known} writes, so the report cannot show it.")
     if wrong := misfit(content, PATTERNS[kind][1]):
-        raise ValueError(f"{path} is not as byov {kind} writes it: {wrong}.")
+        raise ValueError(f"{path} is not a valid file of byov {kind}: {wrong}.")
     if kind == "probe":
         _owner(content["protocol"].get("run") or path.stem, path, sources.runs, "probe").probe = content
     elif kind == "reproduce":
@@ -147,11 +146,11 @@ def _figure(path: Path) -> str | None:
     try:
         return figure_uri(path)
     except (OSError, ValueError, Image.DecompressionBombError):
-        raise ValueError(f"{path} is a picture that cannot be read: remove it, or draw it again.") from None
+        raise ValueError(f"{path} is an image that cannot be read: remove it, or create it again.") from None
 
 
 def _owner(name: str, path: Path, runs: list[ReportedRun], what: str) -> ReportedRun:
-    """Return the run that a file calls `name`; a second file of the same kind is a model of its own."""
+    """Return the run that a file calls `name`; a second file of the same kind becomes a separate model."""
     for run in runs:
         if run.is_at(name) and getattr(run, what) is None:
             return run
@@ -160,19 +159,8 @@ def _owner(name: str, path: Path, runs: list[ReportedRun], what: str) -> Reporte
     return runs[-1]
 
 
-def nan_to_none(value: Any) -> Any:
-    """Return the same tree with None for NaN and infinities, which JSON does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: nan_to_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [nan_to_none(item) for item in value]
-    return value
-
-
 def evenly_spaced(items: Sequence[Any], most: int = 200) -> list[Any]:
-    """Return at most `most` of the items, evenly spaced, the first and the last among them."""
+    """Return at most `most` items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
     step = (len(items) - 1) / (most - 1)

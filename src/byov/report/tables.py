@@ -1,4 +1,4 @@
-"""Every table that a command prints, from numbers alone."""
+"""The tables that the commands print, made from numbers alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCORES = {
     "NLL": ("nll", (1, 3)),
     "Brier": ("brier", (1, 3)),
 }
-"""Heading → the score, and what it is multiplied by and its decimals."""
+"""By heading: the score, its factor and its decimals."""
 PROBES = {
     "linear": "linear, μ",
     "linear_draws": "linear, draws",
@@ -45,11 +45,11 @@ PROBES = {
     "byol_teacher": "BYOL, teacher",
     "byol_teacher_tempered": "… tempered",
 }
-"""The readings of `byov probe`: L-BFGS, neighbours, and BYOL's linear evaluation."""
+"""The readings of `byov probe`: L-BFGS, kNN, and BYOL's linear evaluation."""
 
 
 def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Box | None = box.SIMPLE_HEAD) -> Table:
-    """Return an empty table: columns of text on the left, of numbers on the right."""
+    """Return an empty table with text columns on the left and number columns on the right."""
     made = Table(title=Text(title), box=style, title_justify="left")
     for heading in left:
         made.add_column(Text(heading), overflow="fold")
@@ -59,7 +59,7 @@ def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Bo
 
 
 def probes(results: Mapping[str, ProbeResult]) -> Table:
-    """Show one row per model and probe, in per cent where a share is meant."""
+    """Return a table with one row per model and probe, with shares in per cent."""
     scores = ("top-1 %", "ECE %", "NLL", "Brier", "reliability")
     made = columns(
         "Probes on the frozen encoder, at the mean μ and under draws", ("model", "probe"), scores, box.SIMPLE
@@ -78,12 +78,12 @@ def probes(results: Mapping[str, ProbeResult]) -> Table:
 
 
 def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[RenderableType]:
-    """Show the rows of an evaluation, and what a reader has to know beside them."""
+    """Yield the table of an evaluation and the lines that explain it."""
     protocol = results.protocol
     about = f"{protocol['data']['name']} {protocol['data']['split']}, {protocol['data']['images']:,} images"
     draws = f", {protocol['samples']} draws" if protocol["samples"] else ""
     yield scores(results.rows, f"{run.name} on {about}{draws}")
-    yield Text(_caption(protocol))  # wrapped, unlike a line that holds a path
+    yield Text(_caption(protocol))  # wrapped, unlike lines with a path
     if floor := _floor(results.rows[0], protocol["data"]["images"]):
         yield Text(floor)
     if results.representation:
@@ -98,7 +98,7 @@ def evaluation(results: Results, run: Run, baseline: Path | None) -> Iterator[Re
 
 
 def scores(rows: Sequence[ScoreRow], title: str) -> Table:
-    """Show clean images, every shift (the mean over its severities) and the mean of the shifts; shares in per cent."""
+    """Return a table of clean images, each shift (averaged over severities) and the mean of the shifts."""
     clean, shifts = [row for row in rows if row.shift == CLEAN], summarise(rows)
     shown = list(_columns(any(row.under_draws is not None for row in rows), bool(shifts)))
     made = columns(title, ("\nimages",), [f"{heading}\n{line}" for heading, line, *_ in shown])
@@ -114,7 +114,7 @@ def scores(rows: Sequence[ScoreRow], title: str) -> Table:
 
 
 def error_lines(errors: dict[str, dict[str, Any]], baseline: str) -> Iterator[str]:
-    """Yield the corruption errors, a line for each reading."""
+    """Yield a line of corruption errors for each reading."""
     for reading, found in errors.items():
         words = "at μ" if reading == "at_mean" else "under draws"
         values = [
@@ -127,7 +127,7 @@ def error_lines(errors: dict[str, dict[str, Any]], baseline: str) -> Iterator[st
 
 
 def _columns(drawn: bool, shifted: bool) -> Iterator[tuple[str, str, str, str, tuple[float, int]]]:
-    """Yield each column's heading and the line below it, its reading and score, and (factor, decimals)."""
+    """Yield the two heading lines, the reading, the score and the (factor, decimals) of each column."""
     readings = {"at_mean": "μ", **({"under_draws": "draws"} if drawn else {})}
     for heading, (key, how) in SCORES.items():
         for reading, line in readings.items():
@@ -149,29 +149,29 @@ def _caption(protocol: dict[str, Any]) -> str:
         levels = ", ".join(map(str, protocol["severities"]))
         mean = f"the mean over severities {levels}" if "," in levels else f"severity {levels}"
         by = "entropy (H) and mutual information (MI)" if protocol["samples"] else "entropy (H)"
-        parts += [f"Shifts: {mean}.", f"AUROC: shifted from clean images by {by}."]
+        parts += [f"Shifts: {mean}.", f"AUROC: shifted against clean images by {by}."]
         parts += [protocol["conventions"]["strengths"]]
     return " ".join(parts).strip()
 
 
 def _floor(clean: ScoreRow, images: int) -> str:
-    """Say what the ECE of the clean images is to be compared with; rows of older files do not know."""
+    """Give the ECE that a calibrated model would have on the clean images; empty for rows of older files."""
     floors = {"at μ": clean.at_mean.get("ece_floor"), "under draws": (clean.under_draws or {}).get("ece_floor")}
     each = ", ".join(f"{100 * floor:.2f} % {name}" for name, floor in floors.items() if floor is not None)
     if not each:
         return ""
-    return f"With these confidences a perfectly calibrated model reads, on {images:,} images, an ECE of {each}."
+    return f"A perfectly calibrated model with these confidences has, on {images:,} images, an ECE of {each}."
 
 
 def _without_labels(found: dict[str, Any]) -> str:
-    """Say how often the nearest neighbour is right, and how well each measure of uncertainty knows."""
+    """Give R@1, and R-AUROC by measure of uncertainty."""
     r_at_1 = f"Without labels: R@1 {100 * found['r_at_1'][0]:.2f} %"
     each = [f"{MEASURES[name]} {values[0]:.3f}" for name, values in found["r_auroc"].items() if values is not None]
     return f"{r_at_1}; R-AUROC by {', '.join(each)}." if each else f"{r_at_1}."
 
 
 def regression(found: dict[str, Any], model: str) -> Iterator[RenderableType]:
-    """Show a regression's scores, a line for each reading."""
+    """Yield a table of a regression's scores with a row for each reading, and its note."""
     protocol = found["protocol"]
     title = f"{model} on {protocol['data']['name']}, {protocol['data']['rows']:,} test rows"
     made = columns(title, ("",), ("RMSE", "log density", "in 95 % intervals"), None)
@@ -188,7 +188,7 @@ def regression(found: dict[str, Any], model: str) -> Iterator[RenderableType]:
 
 
 def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> Iterator[RenderableType]:
-    """Show the most uncertain inputs, and the means over all of them."""
+    """Yield a table of the most uncertain inputs, and a line of means over all inputs."""
     values = found.columns
     truth = () if found.labels is None else ("label",)
     numbers = ("confidence", "std", "entropy", "MI", "draws")
@@ -212,9 +212,9 @@ def predictions(found: Predictions, title: str, posterior: bool, out: Path) -> I
 
 
 def sweep(content: dict[str, Any]) -> Iterator[Table]:
-    """Show top-1 over sparsity with its error, a table per scope and probe, a column per model and ranking.
+    """Yield a table of top-1 over sparsity for each scope and probe, with a column per model and ranking.
 
-    The last column is how far SNR is ahead of magnitude, with the error of that: the images are the same for both.
+    The last column is the difference between SNR and magnitude; its error accounts for the shared images.
     """
     test = content["protocol"]["test"]
     for (scope, probe), curves in sweep_groups(content["curves"]).items():
@@ -233,7 +233,7 @@ def sweep(content: dict[str, Any]) -> Iterator[Table]:
 
 
 def smaller(part: Prunable, net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:
-    """Show which groups of each block are left, and what became of the parameters."""
+    """Yield a table of the groups kept in each block, and a line of parameter counts."""
     model = part.run.network
     whole = part.kept(model.point() if isinstance(model, BayesianModule) else model)
     left = {block.name: block.units for block in find_blocks(net)}
@@ -246,7 +246,7 @@ def smaller(part: Prunable, net: nn.Module, title: str, out: Path) -> Iterator[R
 
 
 def sparse(net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:
-    """Show the zeros of each layer, and the size of the file beside the dense network's."""
+    """Yield a table of the zeros in each layer, and a line comparing the file with the dense network."""
     rows = layers(net)
     made = columns(title, ("layer",), ("weights", "kept", "zeros", "sparsity"))
     weights, zeros = sum(row.weights for row in rows), sum(row.zeros for row in rows)
@@ -266,16 +266,16 @@ def sparse(net: nn.Module, title: str, out: Path) -> Iterator[RenderableType]:
 
 
 def overhead(model: str, rows: Sequence[Row]) -> Table:
-    """Show parameters, overhead and effective ensemble size of every family on a network."""
+    """Return a table of parameters, overhead and effective ensemble size of every family on a network."""
     made = columns(model, ("family", "on"), ("parameters", "overhead", "effective size"), box.HEAVY_HEAD)
-    made.caption = "effective size: how many different networks can be drawn"
+    made.caption = "effective size: the number of different networks that can be drawn"
     for row in rows:
         made.add_row(row.family, row.on, f"{row.parameters:,}", _percent(row.percent), row.ensemble_size)
     return made
 
 
 def _percent(value: float) -> str:
-    """Write three digits, as the paper prints them: 0.328 %, 1.10 %, 17.9 %, 100 %."""
+    """Format three digits as in the paper: 0.328 %, 1.10 %, 17.9 %, 100 %."""
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} %" if value else "0 %"
 
@@ -284,7 +284,7 @@ def _percent(value: float) -> str:
 
 
 def catalogue(entries: Sequence[tuple[str, str, str | None]]) -> Table:
-    """List tables and figures: (name, title, why it is not reproduced or None)."""
+    """Return a table of (name, title, reason why it is not reproduced or None)."""
     made = columns("The papers' tables and figures", ("name", "what it shows"), ())
     made.columns[0].no_wrap = True
     paper = ""
@@ -298,7 +298,7 @@ def catalogue(entries: Sequence[tuple[str, str, str | None]]) -> Table:
 
 
 def reproduced(content: dict[str, Any], folder: Path, again: bool) -> Iterator[RenderableType]:
-    """Show a result as paper | ours | verdict, and where it lies."""
+    """Yield a result as a table of paper | ours | verdict, its note and its folder."""
     protocol = content["protocol"]
     where = f"{protocol['scale']}, seed {protocol['seed']}, {protocol['device']}"
     about = f"{content['name']}: {content['title']} ({where})"
@@ -318,7 +318,7 @@ def reproduced(content: dict[str, Any], folder: Path, again: bool) -> Iterator[R
 
 
 def _number(value: float | None) -> str:
-    """Write whole numbers as they are, others with four significant digits."""
+    """Format large integers in full, other numbers with four significant digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.4g}"

@@ -1,13 +1,13 @@
-"""The answer at the top of the page: is one model better calibrated than another, and is that more than noise?
+"""The answer at the top of the page: is one model better calibrated than another, beyond noise?
 
-There is one decision about one difference: the headline, the row of the table and the sentence under it all repeat it.
+Each difference is decided once; the headline, the table row and the sentence all use that decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import floor, log10
+from math import ceil, floor, log10
 from typing import Any
 
 from byov.report.groups import Group, condition, row_score, twin
@@ -15,20 +15,21 @@ from byov.report.intervals import ImageRecords, Interval, estimate, mean_error, 
 from byov.train.config import flatten
 
 SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
-"""What two evaluations must agree on to be compared; `samples` too, where both have draws."""
+"""What two evaluations must share to be compared; also `samples` if both have draws."""
 SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Reliability", "")}
 NOTHING = "Nothing has been measured yet: leave out --no-compute, or name a file of byov evaluate."
 FEW_MISTAKES = 30
-"""Below so many mistakes on both sides, a few more or less of them may be the whole difference."""
+"""With fewer mistakes than this on both sides, a few more or fewer may explain the whole difference."""
 TRAINED_AGAIN = 2.0
-"""One run a side: training again moves a score, and nothing tells how far. It is taken to be as far as another test set
-would, so that a difference has to be twice the reach over the test images."""
-WORDS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "one run each, so nobody can say"}
+"""With one run on each side, the effect of training again is unknown. It is assumed to equal that of another test set,
+so a difference must be twice the reach of the interval over test images."""
+WORDS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "unknown with one run each"}
+WORDS_OF_SINGLE_RUNS = {-1: "yes, in these runs", 0: "undecided with one run each", 1: "no, it is worse in these runs"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """A group as it is read for the comparison."""
+    """A group with the reading used in a comparison."""
 
     group: Group
     reading: str
@@ -41,7 +42,7 @@ class Side:
         return self.group.values(score, self.reading, clean)
 
     def hits(self, clean: bool) -> list[ImageRecords]:
-        """Return what each run predicted for each image; nothing where that was not recorded of all."""
+        """Return the per-image predictions of each run; empty unless all runs have recorded them."""
         each = [run.records(self.reading, clean) if run.parts.get("paired") else [] for run in self.group.evaluated]
         return [ImageRecords.of(rows) for rows in each] if all(each) else []
 
@@ -55,20 +56,20 @@ class Side:
 
     @property
     def wrong(self) -> int | None:
-        """Count how many clean images its first run misreads."""
+        """Return the number of clean images that the first run misclassifies."""
         top1 = row_score(condition(self.group.evaluated[0], True), self.reading, "top1")
         return None if top1 is None else round((1 - top1) * self.images)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is said of second − first in one score, on clean or on shifted images.
+    """The decision about second − first in one score, on clean or shifted images.
 
     Attributes:
-        gap: the difference, and its interval where there is one.
-        sign: −1 or 1 where it is told, 0 where it is not, None where nothing says what noise would be.
-        few: whether it is not told because both make too few mistakes.
-        least: with one run a side, the least difference that is told; None where an interval decides.
+        gap: the difference, with its interval if there is one.
+        sign: −1 or 1 if the difference is beyond noise, 0 if it is not, None if the noise is unknown.
+        few: whether both sides make too few mistakes to decide.
+        least: with one run on each side, the least difference that counts; None if an interval decides.
     """
 
     gap: Interval
@@ -78,18 +79,16 @@ class Decision:
 
     @property
     def word(self) -> str:
-        """Say it in a few words, as an answer to «is the second better?» of a score of which less is better."""
+        """Return the answer to "is the second better?" in a few words, for a score where lower is better."""
         if self.few:
             return "too few mistakes to tell"
         if self.least is None:
             return WORDS[self.sign]
-        return {-1: "yes, in these runs", 0: "not told by one run each", 1: "no, it is worse in these runs"}[
-            self.sign or 0
-        ]
+        return WORDS_OF_SINGLE_RUNS[self.sign or 0]
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the bar around the gap: where it leaves out 0, the difference is told. None if nothing is known."""
+        """Return the bar around the gap, which excludes 0 if the difference counts; None if the noise is unknown."""
         if self.least is not None:
             return self.gap.value - self.least, self.gap.value + self.least
         low, high = self.gap.low, self.gap.high
@@ -97,10 +96,10 @@ class Decision:
 
     @property
     def reach(self) -> str:
-        """Say how sure it is: the interval and what it covers, or what one run each cannot tell."""
+        """Describe the uncertainty: the interval, or the least difference that one run each can resolve."""
         low, high, over = self.gap.low, self.gap.high, self.gap.over
         if self.least is not None:
-            return f"one run each: differences below about {rounded_up(100 * self.least)} points are not told"
+            return f"with one run each, differences below about {rounded_up(100 * self.least)} points are undecided"
         if low is None or high is None:
             return ""
         what = "seeds" if over == "seeds" else "the test images"
@@ -108,20 +107,20 @@ class Decision:
 
 
 def rounded_up(points: float) -> str:
-    """Write a number with two digits at most, never below it."""
+    """Format a number with at most two digits, rounded up."""
     if points <= 0:
         return "0"
     place = 1 - floor(log10(points))
-    return f"{-floor(-points * 10**place + 1e-9) / 10**place:.{max(0, place)}f}"
+    return f"{ceil(points * 10**place - 1e-9) / 10**place:.{max(0, place)}f}"
 
 
 def decide(first: Side, second: Side, score: str, clean: bool) -> Decision | None:
-    """Decide on second − first, by seeds where both have several, else by the images; None without the score."""
+    """Decide on second − first, over seeds if both sides have several, otherwise over images; None without scores."""
     ours, theirs = second.values(score, clean), first.values(score, clean)
     if not ours or not theirs:
         return None
     gap = _difference(first, second, score, clean, theirs, ours)
-    if clean and score in ("ece", "top1") and _within_luck(gap.value, first, second):
+    if clean and score in ("ece", "top1") and _few_mistakes(gap.value, first, second):
         return Decision(gap, 0 if gap.low is not None else None, few=True)
     if gap.over == "images" and first.group is not second.group:
         least = TRAINED_AGAIN * (gap.high - gap.value)  # type: ignore[operator]
@@ -130,7 +129,7 @@ def decide(first: Side, second: Side, score: str, clean: bool) -> Decision | Non
 
 
 def _difference(first: Side, second: Side, score: str, clean: bool, theirs: list[float], ours: list[float]) -> Interval:
-    """Estimate second − first with the best interval there is: over seeds, over images, or none."""
+    """Estimate second − first with the best available interval: over seeds, over images, or none."""
     if len(ours) > 1 and len(theirs) > 1:
         return over_seeds(theirs, ours, paired=first.group is second.group)
     left, right = first.hits(clean), second.hits(clean)
@@ -142,8 +141,8 @@ def _difference(first: Side, second: Side, score: str, clean: bool, theirs: list
     return Interval(value)
 
 
-def _within_luck(gap: float, first: Side, second: Side) -> bool:
-    """Tell whether both sides make few mistakes, and the gap is less than a few more or less of them would make."""
+def _few_mistakes(gap: float, first: Side, second: Side) -> bool:
+    """Return whether both sides make few mistakes and the gap is within the uncertainty of their number."""
     mistakes = [side.wrong for side in (first, second)]
     if any(wrong is None or wrong >= FEW_MISTAKES for wrong in mistakes):
         return False
@@ -155,7 +154,7 @@ def _within_luck(gap: float, first: Side, second: Side) -> bool:
 
 
 def incomparable(first: Group, second: Group) -> str:
-    """Say in what the evaluations of two groups differ; return nothing if in nothing that matters."""
+    """Return how the evaluations of two groups differ; empty if they can be compared."""
     protocols = [flatten(run.protocol) for each in (first, second) for run in each.evaluated]
     keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
     for key in keys:
@@ -166,9 +165,9 @@ def incomparable(first: Group, second: Group) -> str:
 
 
 def verdict(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the question, the answer, and the numbers behind it, for the page and for its readers.
+    """Return the question, the answer, and the numbers behind it.
 
-    A model with a posterior is compared with its own twin, the point model that is most like it.
+    A model with a posterior is compared with its twin, the most similar point model.
     """
     judged = [each for each in groups if each.evaluated]
     if not judged:
@@ -179,8 +178,8 @@ def verdict(groups: Sequence[Group]) -> dict[str, Any]:
     random = [each for each in judged if each.posterior]
     if points:
         pairs = [(twin(each, points), each) for each in random]
-        told = [each for pair in pairs for each in pair] or points[:1]
-        pairs += [(points[0], each) for each in points if each not in told]
+        paired = [each for pair in pairs for each in pair] or points[:1]
+        pairs += [(points[0], each) for each in points if each not in paired]
     else:
         pairs = [(random[0], each) for each in random[1:]]
     comparisons = [compare(Side(base, base.best), Side(other, other.best)) for base, other in pairs]
@@ -193,7 +192,7 @@ def verdict(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _alone(only: Group) -> dict[str, Any]:
-    """Judge one group: what its draws bring or, without a posterior, how well it is calibrated."""
+    """Judge a single group: the effect of its draws or, without a posterior, its calibration."""
     if only.posterior:
         compared = compare(Side(only, "at_mean"), Side(only, "under_draws"))
         return {
@@ -218,7 +217,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
     if reason:
         found["answer"] = f"They cannot be compared: they were measured with different values of {reason}."
         return found
-    told: dict[bool, Decision] = {}
+    decisions: dict[bool, Decision] = {}
     for clean in (True, False):
         for score, (name, unit) in SCORES.items():
             decision = decide(first, second, score, clean)
@@ -230,10 +229,10 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
                 row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)
             if score == "ece":
-                told[clean] = decision
+                decisions[clean] = decision
                 found["sentences"].append(_sentence(first, second, decision, clean))
-    found["answer"] = _answer({clean: decision.word for clean, decision in told.items()})
-    found["notes"] = list(_notes(first, second, told))
+    found["answer"] = _answer({clean: decision.word for clean, decision in decisions.items()})
+    found["notes"] = list(_notes(first, second, decisions))
     return found
 
 
@@ -254,7 +253,7 @@ def _answer(answers: dict[bool, str]) -> str:
 
 
 def _spelled(side: Side, clean: bool) -> str:
-    """Write the mean ECE and its standard error, in per cent."""
+    """Format the mean ECE and its standard error, in per cent."""
     mean, error = mean_error(side.values("ece", clean))
     spread = "" if error is None else f"\u00a0±\u00a0{100 * error:.2f}"
     return f"{100 * mean:.2f}{spread}\u00a0%"
@@ -263,29 +262,29 @@ def _spelled(side: Side, clean: bool) -> str:
 def _sentence(first: Side, second: Side, decision: Decision, clean: bool) -> str:
     where = f"On {second.images:,} clean {second.protocol['data']['name']} images" if clean else "Under shift"
     ours, theirs = (_spelled(side, clean) for side in (second, first))
-    names = [f"{told['label']} {told['reading']}".strip() for told in (_about(second), _about(first))]
+    names = [f"{side['label']} {side['reading']}".strip() for side in (_about(second), _about(first))]
     change = f"{100 * decision.gap.value:+.2f}".replace("-", "−")
-    reach = f", {decision.reach}" if decision.reach else ""
+    reach = f"; {decision.reach}" if decision.reach else ""
     return f"{where} the ECE is {ours} for {names[0]}, {theirs} for {names[1]}: {change} points{reach}."
 
 
-def _notes(first: Side, second: Side, told: dict[bool, Decision]) -> Iterator[str]:
-    """Yield what keeps a careful reader from believing too much."""
-    over = {decision.gap.over for decision in told.values()}
+def _notes(first: Side, second: Side, decisions: dict[bool, Decision]) -> Iterator[str]:
+    """Yield notes on the limits of a comparison."""
+    over = {decision.gap.over for decision in decisions.values()}
     counts = [len(side.group.evaluated) for side in (first, second)]
     alone = first.group is second.group
     if "seeds" in over:
         many = f"{counts[0]} seeds" if alone else f"{counts[0]} and {counts[1]} seeds"
-        yield f"± is the standard error over {many}; intervals by {'Student' if alone else 'Welch'}'s t."
+        yield f"± is the standard error over {many}; intervals are from {'Student' if alone else 'Welch'}'s t-test."
     if "images" in over and alone:
-        yield "Intervals come from resampling the test images: they say nothing about training again."
+        yield "Intervals come from resampling the test images; they do not include the effect of training again."
     elif "images" in over:
         yield (
-            "With one run on a side nothing tells how far training again would move a score. It is taken to be as far"
-            " as another test set would, by resampling the images: name several seeds to know."
+            "With one run on a side, the effect of training again is unknown. It is assumed to equal that of another"
+            " test set, estimated by resampling the images: name several seeds to measure it."
         )
     if None in over:
-        yield "There is one run on a side and no record of each image, so nothing tells the noise: add seeds."
-    if True in told and told[True].few:
+        yield "With one run on a side and no records of single images, the noise is unknown: add seeds."
+    if True in decisions and decisions[True].few:
         wrong = " and ".join(str(side.wrong) for side in (second, first))
-        yield f"Of {second.images:,} clean images {wrong} are misread: too few to tell the two apart there."
+        yield f"Of {second.images:,} clean images, {wrong} are misclassified: too few to compare the two."

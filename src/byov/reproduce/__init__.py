@@ -1,1 +1,1 @@
-"""Every table and figure of the two papers, one file each; a file in this folder registers itself when imported."""
+"""The tables and figures of the two papers; each file in this folder registers its experiments when imported."""

@@ -1,11 +1,11 @@
-"""BYOV, Figure 2 and Table 1: accuracy and calibration beside BYOL's, by a linear probe on the frozen encoder at μ.
+"""BYOV, Figure 2 and Table 1: accuracy and calibration compared with BYOL, by a linear probe on the encoder at μ.
 
-Figure 2: the three priors over a range of β. As in the paper the best BYOV is taken for each score by itself, and on
-the test set: that favours BYOV, so the same comparison for the recipe's own setting stands beside it.
+Figure 2: the three priors over a range of β. As in the paper, the best BYOV is chosen separately for each score, on the
+test set. That favours BYOV, so the comparison for the recipe's own setting is shown too.
 
-Table 1 (Appendix G): should the whole network be Bayesian? Parts of it stay points. "No conv" leaves normalisation
-layers and the patch embedding's convolution as points, "linear only" makes only linear layers Bayesian. At scale
-"quick" the encoder is a small ViT, because on a convolutional network the two are the same.
+Table 1 (Appendix G): should the whole network be Bayesian? Parts of it stay deterministic. "No conv" keeps
+normalisation layers and the patch embedding's convolution deterministic; "linear only" makes only linear layers
+Bayesian. At scale "quick" the encoder is a small ViT, because on a convolutional network the two would be the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from byov.evaluation.probing import probe_run
-from byov.report.drawing import COLOURS, MARKERS, canvas, log_labels, plain, styled, subscripted
-from byov.reproduce.byov_runs import BETAS, PRIORS, byol_run, byov_run, handed_in, own_beta, pretrained
+from byov.report.drawing import COLOURS, MARKERS, add_grid, canvas, log_labels, styled, subscripted
+from byov.reproduce.byov_runs import BETAS, PRIORS, byol_run, byov_run, given_runs, own_beta, pretrained
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 from byov.runs import read_header
 from byov.ssl.probe import Scores
@@ -33,20 +33,20 @@ SHOWN = {
     "reliability": ("reliability × 100", False),
     "resolution": ("resolution × 100", True),
 }
-"""Score → its name, and whether more is better."""
+"""By score: its name, and whether higher is better."""
 PAPER = {"top1": -0.4, "top5": -0.22, "ece": 2.83, "reliability": 1.03, "resolution": -0.57}
-"""The best BYOV against BYOL in points, above 0 where BYOV is the better one."""
+"""The paper's best BYOV against BYOL in points; BYOV is better above 0."""
 MC_GAIN = 0.34
-"""Points of top-1 that the paper gains by draws, N(0, I) and β = 0.3."""
+"""The paper's gain from draws in points of top-1, for N(0, I) and β = 0.3."""
 DRAWS, BOOTSTRAPS = 30, 100
 
 Measured = dict[str, list[float]]
-"""Score → its value and its bootstrap error over the test images, as shares."""
+"""By score: its value and its bootstrap error over the test images, as shares."""
 
 
 @experiment("byov/figure2", "Prior ablation: accuracy, calibration and Brier parts over β")
 def figure2(context: Context) -> Outcome:
-    """Compare top-1, top-5, ECE, reliability and resolution of each prior and β with BYOL's."""
+    """Compare top-1, top-5, ECE, reliability and resolution of each prior and β with BYOL."""
     byol = measured(context, "byol", byol_run(context))["mean"]
     grid: dict[str, dict[str, Measured]] = {}
     drawn, own, beta_own = None, None, own_beta(context.scale)
@@ -60,8 +60,8 @@ def figure2(context: Context) -> Outcome:
                 own, drawn = part["mean"], part["draws"]
     data = {"byol": byol, "byov": grid, "byov_draws": drawn, "draws": DRAWS, "scores": "a linear probe at μ, 15 bins"}
     note = (
-        "Points in per cent, above 0 where BYOV is better; errors: bootstraps over test images, one training seed."
-        f" {sum(map(len, grid.values()))} runs of BYOV. The paper's are ImageNet, a ViT, and its own list of β."
+        "Points in per cent; BYOV is better above 0. Errors are bootstraps over test images, for one training seed."
+        f" {sum(map(len, grid.values()))} runs of BYOV. The paper uses ImageNet, a ViT, and its own list of β."
     )
     return Outcome(data, compare(byol, grid, own, drawn), ablation_figure(byol, grid), note)
 
@@ -81,8 +81,8 @@ def compare(
     if "normal" in grid and "teacher-normal" in grid:
         first, third = (max(grid[p].values(), key=lambda s: s["top1"][0]) for p in ("normal", "teacher-normal"))
         gain, error = gained(third, first, "top1")
-        told = "worse, as in the paper" if gain < -2 * error else "not told to be worse, as the paper has it"
-        rows.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, told))
+        words = "worse, as in the paper" if gain < -2 * error else "not clearly worse, unlike in the paper"
+        rows.append(Comparison("N(μ_T, Σ_T), top-1 %: better than N(0, I) by", gain, None, error, words))
     if own and drawn:
         rows.append(_row(f"N(0, I): top-1 gained by {DRAWS} draws (the paper: β = 0.3)", drawn, own, "top1", MC_GAIN))
     return rows
@@ -94,40 +94,42 @@ def _row(quantity: str, mine: Measured, other: Measured, score: str, paper: floa
 
 
 def _grid(context: Context) -> dict[str, dict[float, Path]]:
-    """Return runs by prior and β: the user's, or ours."""
+    """Return runs by prior and β, the user's or ours."""
     if not context.runs:
         return {prior: {beta: byov_run(context, prior, beta) for beta in BETAS[context.scale]} for prior in PRIORS}
     grid: dict[str, dict[float, Path]] = {}
-    for run in handed_in(context).values():
+    for run in given_runs(context).values():
         posterior = read_header(run).config["posterior"]
         grid.setdefault(posterior["prior"], {})[posterior["beta_end"]] = run
     return grid
 
 
 def gained(mine: Measured, other: Measured, score: str) -> tuple[float, float]:
-    """Return by how many points `mine` is better than `other`, above 0 where it is, and the error of that."""
+    """Return by how many points `mine` is better than `other`, and the error of the difference."""
     sign, difference = 1 if SHOWN[score][1] else -1, mine[score][0] - other[score][0]
     return 100 * sign * difference, 100 * (mine[score][1] ** 2 + other[score][1] ** 2) ** 0.5
 
 
 def verdict(gain: float, error: float, paper: float | None) -> str:
-    """Say what a difference with its error tells, beside the paper's."""
+    """Describe a difference, given its error and the paper's value."""
     if abs(gain) <= 2 * error:
-        return "no difference told"
+        return "no clear difference"
     if paper is None:
         return "better" if gain > 0 else "worse"
-    return "as in the paper" if (gain > 0) == (paper > 0) else "the other way than in the paper"
+    return "as in the paper" if (gain > 0) == (paper > 0) else "opposite to the paper"
 
 
 def measured(context: Context, name: str, run: Path, draws: int = 0) -> dict[str, Measured]:
-    """Return the scores of a run's linear probe, "mean" at μ and, with draws, "draws" under them."""
+    """Return the scores of a run's linear probe: "mean" at μ and, if requested, "draws" under draws."""
     recipe = {part: settings for part, settings in read_header(run).config.items() if part != "data"}
     protocol = {"draws": draws, "bootstraps": BOOTSTRAPS, "recipe": recipe}
     return context.kept(name, protocol, partial(_measure, context, run, draws))
 
 
 def _measure(context: Context, run: Path, draws: int) -> dict[str, Any]:
-    probed = probe_run(run, samples=draws, seed=context.seed, root=context.root, device=context.device)
+    probed = probe_run(
+        run, samples=draws, seed=context.seed, root=context.root, device=context.device, trust=context.trust
+    )
     labels = probed.run.load_own("test").labels
     assert labels is not None
     labels = labels.cpu()
@@ -149,7 +151,7 @@ def _with_errors(probs: torch.Tensor, labels: torch.Tensor) -> Measured:
 
 @styled
 def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Figure:
-    """Draw a panel per score over β, a line per prior, and BYOL as a line with a band of one error."""
+    """Draw a panel per score over β, with a line per prior, and BYOL as a line with a band of one error."""
     made, [panels] = canvas(12.0, 2.9, 1, len(SHOWN))
     asked = sorted({float(beta) for by_beta in grid.values() for beta in by_beta})
     for axes, (score, (name, more)) in zip(panels, SHOWN.items(), strict=True):
@@ -163,8 +165,8 @@ def ablation_figure(byol: Measured, grid: dict[str, dict[str, Measured]]) -> Fig
             style |= {"elinewidth": 0.8, "label": subscripted(PRIORS[prior])}
             axes.errorbar(betas, values, errors, **style)
         axes.set_xscale("log")
-        axes.set(xlabel="β at the end", title=f"{name} ({'more' if more else 'less'} is better)")
-        plain(axes)
+        axes.set(xlabel="β at the end", title=f"{name} ({'higher' if more else 'lower'} is better)")
+        add_grid(axes)
         if len(asked) > 1:
             log_labels(axes.xaxis)
         else:
@@ -188,14 +190,14 @@ ROWS: tuple[tuple[str, str, bool, float, float], ...] = (
     ("linear-only", "normal", False, 72.60, 90.92),
     ("linear-only", "teacher-mean", False, 72.69, 91.03),
 )
-"""What is Bayesian, the prior, whether β rises from 0, and the paper's top-1 and top-5; the first row is Figure 2's."""
+"""The Bayesian part, the prior, whether β rises from 0, and the paper's top-1 and top-5; row 1 is from Figure 2."""
 PAPER_BYOL = (75.97, 92.40)
 WORDS = {"all": "all", "no-norm-no-conv": "no conv", "linear-only": "linear only"}
 
 
 @experiment("byov/table1", "Which parts of the network are Bayesian")
 def table1(context: Context) -> Outcome:
-    """Compare top-1 and top-5 at μ of partly Bayesian students with BYOL's."""
+    """Compare top-1 and top-5 at μ of partly Bayesian students with BYOL."""
     byol = measured(context, "byol", _train(context, "byol", "posterior.family=none"))["mean"]
     beta, rows, comparisons = own_beta(context.scale), [], []
     for covered, prior, rising, top1, top5 in ROWS:
@@ -209,14 +211,14 @@ def table1(context: Context) -> Outcome:
             comparisons.append(_row(f"{label}: {score} above BYOL", scores, byol, score, round(theirs - base, 2)))
     data: dict[str, Any] = {"byol": byol, "paper_byol": PAPER_BYOL, "rows": rows, "beta_end": beta}
     note = (
-        "Points of accuracy above BYOL's, at μ; errors: bootstraps over test images, one training seed. The paper's"
-        " β is 1; its first row is the best of Figure 2."
+        "Points of accuracy above BYOL, at μ; errors are bootstraps over test images, for one training seed. The"
+        " paper's β is 1; its first row is the best of Figure 2."
     )
     return Outcome(data, comparisons, table_figure(data), note)
 
 
 def _train(context: Context, name: str, *changes: str) -> Path:
-    """Return the run of a row; at scale quick of a small ViT, on which it matters what is Bayesian."""
+    """Return the run of a row; at scale quick a small ViT, for which the Bayesian parts differ."""
     if context.scale == "quick" and not context.runs:
         return pretrained(context, f"vit_{name}", *changes, recipe="digits_vit_byov")
     shared = {"byol": "byol", "all_normal_rising": "byov"}  # the runs of the other figures
@@ -225,7 +227,7 @@ def _train(context: Context, name: str, *changes: str) -> Path:
 
 @styled
 def table_figure(data: dict[str, Any]) -> Figure:
-    """Draw top-1 and top-5 of each row with errors, BYOL as a line; the paper's distance to BYOL as open diamonds."""
+    """Draw top-1 and top-5 of each row with errors, BYOL as a line, and the paper's differences as open diamonds."""
     made, [panels] = canvas(8.0, 3.6, 1, 2, sharey=True)
     rows, byol = data["rows"], data["byol"]
     places = list(range(len(rows)))
@@ -237,10 +239,10 @@ def table_figure(data: dict[str, Any]) -> Figure:
         shown: dict[str, Any] = {"fmt": MARKERS[0], "color": COLOURS[0], "markersize": 5, "elinewidth": 0.9}
         axes.errorbar(values, places, xerr=errors, label="ours", **shown)
         paper = [value + row["paper"][score] - base for row in rows]
-        style: dict[str, Any] = {"color": "0.45", "markersize": 5, "label": "the paper's, from BYOL"}
+        style: dict[str, Any] = {"color": "0.45", "markersize": 5, "label": "paper, relative to BYOL"}
         axes.plot(paper, places, MARKERS[3], markerfacecolor="none", **style)
         axes.set_xlabel(f"{'top-1' if score == 'top1' else 'top-5'} %")
-        plain(axes)
+        add_grid(axes)
     panels[0].set_yticks(places, [subscripted(row["label"]) for row in rows])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()

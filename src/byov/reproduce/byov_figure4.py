@@ -1,15 +1,16 @@
-"""BYOV, Figure 4. Left: SNR against magnitude pruning. Centre and right: reliability and ECE under shift beside BYOL's.
+"""BYOV, Figure 4. Left: SNR and magnitude pruning. Centre and right: reliability and ECE under shift, against BYOL.
 
-Left, as in section 4.4: the encoder's weights of least |μ|/σ go, the same share of every layer, and nothing is
-retrained: the linear probe that reads top-1 was fitted before pruning. A second reading refits it to what is left.
+Left, as in section 4.4: the encoder's weights with the least |μ|/σ are set to 0, the same share in every layer, and
+nothing is retrained: the linear probe for top-1 was fitted before pruning. A second reading refits the probe
+afterwards.
 
-Centre and right: the paper does not say what "relative" is; here it is BYOL's value minus BYOV's, in points, averaged
-over severities, so that above 0 BYOV is the better one, as in the "+2.83%" of its Figure 2. By its section 4.3 and its
-poster, BYOV is the better one "everywhere except shearing and additive Gaussian noise"; numbers it gives for salt and
-pepper only. Its other augmentations stand in the picture alone, so ours are judged by that sentence.
+Centre and right: the paper does not define "relative". Here it is BYOL's value minus BYOV's, in points, averaged over
+severities, so BYOV is better above 0, as in the "+2.83%" of Figure 2. According to section 4.3 and the poster, BYOV is
+better "everywhere except shearing and additive Gaussian noise"; numbers are given only for salt and pepper. The other
+augmentations appear only in the figure, so ours are judged by that sentence.
 
-"Up to 12% better accuracy with a 25% sparser model" (1.1) is read as points of top-1 and of zeros: a network pruned by
-SNR to s + 25 % zeros beside one pruned by magnitude to s.
+"Up to 12% better accuracy with a 25% sparser model" (1.1) is taken as points of top-1 and of zeros: a network pruned by
+SNR to s + 25 % zeros, compared with one pruned by magnitude to s.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from byov.evaluation.pruning import SPARSITIES, Prunable
 from byov.evaluation.rows import shifts_for
 from byov.evaluation.sweep import KIND, advantage, sweep_runs
 from byov.posterior.layout import occurrences
-from byov.report.drawing import COLOURS, canvas, plain, styled
+from byov.report.drawing import COLOURS, add_grid, canvas, styled
 from byov.report.figures import plot_curves
 from byov.reproduce.byov_runs import byol_run, byov_run
 from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment, standard_error
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
 SEEDS: dict[Scale, int] = {"quick": 1, "full": 3}
 SEVERITIES: dict[Scale, tuple[int, ...]] = {"quick": (1, 3, 5), "full": (1, 2, 3, 4, 5)}
 REFITTED: dict[Scale, tuple[float, ...]] = {"quick": (0.0, 0.5, 0.7, 0.9), "full": (0.5, 0.7)}
-"""The sparsities at which the probe is also refitted, which takes a fit each."""
+"""The sparsities at which the probe is also refitted; each needs a fit."""
 DRAWS, FIT_DRAWS = 10, 8
-"""That the probes are read under, and fitted under."""
+"""The draws for reading and for fitting the probes."""
 AT = 0.7
 WANTED = 6.0
-"""Points of top-1 that SNR pruning should be ahead at that sparsity."""
+"""The wanted lead of SNR pruning at that sparsity, in points of top-1."""
 SCORES = ("reliability", "ece", "top1")
 SPARSER = 0.25
 WORSE = ("shear", "gaussian_noise")
-"""Where BYOL is the better one, as the paper has it."""
+"""The shifts where BYOL is better, according to the paper."""
 PAPER = {("clean", "ece"): 2.83, ("clean", "reliability"): 1.03}
 PAPER |= {("salt_and_pepper", "ece"): 2.4, ("salt_and_pepper", "reliability"): 1.2}
-"""By how many points BYOV is better: Figure 2 and the abstract."""
+"""The paper's lead of BYOV in points, from Figure 2 and the abstract."""
 
 
-@experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, beside BYOL")
+@experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, compared with BYOL")
 def figure4(context: Context) -> Outcome:
-    """Prune and shift each seed's pair of runs, and compare their means."""
+    """Evaluate each seed's pair of runs under pruning and shift, and compare the means."""
     curves, protocols, shifts, spreads = [], [], [], []
     for seed, byov, byol in pairs(context):
         made_of = {"byov": weights_of(byov, context), "byol": weights_of(byol, context), "of_seed": seed}
@@ -70,7 +71,7 @@ def figure4(context: Context) -> Outcome:
             make = partial(_sweep, context, byov, byol, probe, sparsities)
             part = context.kept(f"prune_{probe}_{seed}", asked, make)
             curves += [{**curve, "seed": seed, "probe": probe} for curve in part["curves"]]
-            # Where the runs lie is no part of the result; what they are is.
+            # The paths of the runs are not part of the result; their weights are.
             about = {key: value for key, value in part["protocol"].items() if key != "runs"}
             protocols.append({"seed": seed, "weights": [made_of["byov"], made_of["byol"]], **about})
         for model, run in (("BYOV", byov), ("BYOL", byol)):
@@ -83,14 +84,14 @@ def figure4(context: Context) -> Outcome:
     seeds = sorted({curve["seed"] for curve in curves})
     note = (
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}; top-1 by a linear probe at μ. Pruned per layer, nothing"
-        " retrained. Differences of ECE and reliability: BYOL minus BYOV, above 0 BYOV is better. Within a layer log σ"
-        f" has a standard deviation of {mean(spreads):.3f}; were it 0, SNR and magnitude would be one."
+        " retrained. Differences of ECE and reliability: BYOL minus BYOV; BYOV is better above 0. Within a layer log σ"
+        f" has a standard deviation of {mean(spreads):.3f}; if it were 0, SNR and magnitude would be equivalent."
     )
     return Outcome(data, compare(data), draw(data), note)
 
 
 def pairs(context: Context) -> list[tuple[int, Path, Path]]:
-    """Return (seed, BYOV's run, BYOL's run): those handed in, by their seeds, or trained here."""
+    """Return (seed, BYOV's run, BYOL's run): the given runs paired by seed, or runs trained here."""
     if not context.runs:
         each = [replace(context, seed=context.seed + i) for i in range(SEEDS[context.scale])]
         return [(own.seed, byov_run(own), byol_run(own)) for own in each]
@@ -101,19 +102,19 @@ def pairs(context: Context) -> list[tuple[int, Path, Path]]:
             found[settings["posterior.family"]].setdefault(settings["train.seed"], run)
     both = sorted(found["gaussian"].keys() & found["none"].keys())
     if not both:
-        raise ValueError("Of the runs given, none of BYOV has one of BYOL with the same train.seed beside it.")
+        raise ValueError("Of the runs given, none of BYOV has one of BYOL with the same train.seed.")
     return [(seed, found["gaussian"][seed], found["none"][seed]) for seed in both]
 
 
 def weights_of(run: Path, context: Context) -> str:
-    """Return the digest of a run's weights: a part found with others is not used again."""
+    """Return the digest of a run's weights; cached parts of other weights are not reused."""
     return digest(open_run(run, Reading(trust=context.trust)).network)
 
 
 def sigma_spread(path: Path, context: Context) -> float:
-    """Return the standard deviation of log σ within a pruned tensor, mean over tensors: what SNR adds to |μ|.
+    """Return the standard deviation of log σ within a pruned tensor, averaged over tensors: what SNR adds to |μ|.
 
-    It grows with training: σ starts the same everywhere, and Adam moves log σ² by at most a learning rate a step.
+    It grows during training: all σ start equal, and Adam moves log σ² by at most a learning rate per step.
     """
     run = open_run(path, Reading(trust=context.trust))
     assert run.q is not None
@@ -135,7 +136,7 @@ def _shifted(context: Context, path: Path) -> dict[str, Any]:
     """Score a run's probe on clean and shifted test images, at μ and under draws; average over severities."""
     where: dict[str, Any] = {"seed": context.seed, "device": context.device}
     run = open_run(path, Reading(DRAWS, fit_samples=FIT_DRAWS, root=context.root, trust=context.trust, **where))
-    run.train = run.load_own("train")  # without what its recipe holds out
+    run.train = run.load_own("train")  # without the held-out images
     shifts, _ = shifts_for("augmentations", run.images)
     severities = SEVERITIES[context.scale]
     rows = evaluate(run.predictor, run.images.images, run.labels, shifts, severities, DRAWS, **where)
@@ -148,7 +149,7 @@ def _shifted(context: Context, path: Path) -> dict[str, Any]:
 
 
 def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return BYOL minus BYOV by shift and by how BYOV is read, in points; mean over seeds."""
+    """Return BYOL minus BYOV by shift and by reading of BYOV, in points, averaged over seeds."""
     byol = {(row["seed"], row["shift"]): row for row in shifts if row["model"] == "BYOL"}
     groups: dict[tuple[str, str], list[dict[str, float]]] = {}
     for row in shifts:
@@ -163,7 +164,7 @@ def relative(shifts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(data: dict[str, Any]) -> list[Comparison]:
-    """Compare what the paper says in numbers, or in words, with ours."""
+    """Compare the paper's numbers and statements with ours."""
     curves = data["sweep"]["curves"]
     fixed, refitted = ([c for c in curves if c["probe"] == probe] for probe in ("fixed", "refitted"))
     gains = {sparsity: advantage(fixed, sparsity) for sparsity in SPARSITIES}
@@ -189,7 +190,7 @@ def compare(data: dict[str, Any]) -> list[Comparison]:
 
 
 def signs(relative: list[dict[str, Any]]) -> list[Comparison]:
-    """Compare ECE and reliability under every augmentation, at μ, with the sign that the paper has there."""
+    """Compare the sign of the ECE and reliability differences at μ with the paper, for every augmentation."""
     rows, agreeing, count = [], 0, 0
     for row in relative:
         if row["reading"] != "at_mean":
@@ -197,18 +198,18 @@ def signs(relative: list[dict[str, Any]]) -> list[Comparison]:
         better, name = row["shift"] not in WORSE, row["shift"].replace("_", " ")
         for score, words in (("ece", "ECE"), ("reliability", "reliability")):
             same = (row[score] > 0) == better
-            told = f"paper: {'better' if better else 'worse'}; {'same' if same else 'other'} direction"
+            verdict = f"paper: {'better' if better else 'worse'}; {'same' if same else 'other'} direction"
             theirs = PAPER.get((row["shift"], score))
-            rows.append(Comparison(f"{words} of BYOL minus BYOV, {name}", row[score], theirs, verdict=told))
+            rows.append(Comparison(f"{words} of BYOL minus BYOV, {name}", row[score], theirs, verdict=verdict))
             agreeing, count = agreeing + same, count + 1
-    told = "all signs as the paper has them" if agreeing == count else "not all signs as the paper has them"
-    return [*rows, Comparison(f"signs that agree, of {count}", agreeing, count, verdict=told)]
+    verdict = "all signs as in the paper" if agreeing == count else "not all signs as in the paper"
+    return [*rows, Comparison(f"signs that agree, of {count}", agreeing, count, verdict=verdict)]
 
 
 def sparser_by(curves: list[dict[str, Any]], more: float) -> tuple[float, float]:
-    """Return the most points of top-1 by which SNR at s + `more` zeros is ahead of magnitude at s, and that s.
+    """Return the largest lead of SNR at s + `more` zeros over magnitude at s, in points of top-1, and that s.
 
-    Means over the seeds of BYOV; between two sparsities that were read the curve is a straight line.
+    Curves are means over the seeds of BYOV, interpolated linearly between sparsities.
     """
     top1: dict[str, Any] = {}
     for by in ("snr", "magnitude"):
@@ -222,7 +223,7 @@ def sparser_by(curves: list[dict[str, Any]], more: float) -> tuple[float, float]
 
 
 def _gain(curves: list[dict[str, Any]], over: str) -> tuple[float, float | None]:
-    """Return BYOV by SNR minus another model by magnitude at 70 %, in points: mean and standard error over seeds."""
+    """Return BYOV by SNR minus another model by magnitude at 70 %, in points, with its standard error over seeds."""
     top1 = {
         (c["model"], c["by"], c["seed"]): 100 * dict(zip(c["sparsity"], c["top1"], strict=True))[AT] for c in curves
     }
@@ -253,7 +254,7 @@ def draw(data: dict[str, Any]) -> Figure:
 
 
 def _bars(axes: Axes, rows: list[dict[str, Any]], names: list[str], what: str) -> None:
-    """Draw a bar per shift at μ and a dot under draws; above 0 BYOV is better, and coloured so."""
+    """Draw a bar per shift at μ and a dot under draws; the colour shows whether BYOV is better (above 0)."""
     value = {(row["shift"], row["reading"]): row[what] for row in rows}
     places = list(range(len(names)))[::-1]
     bars = [value[name, "at_mean"] for name in names]
@@ -265,4 +266,4 @@ def _bars(axes: Axes, rows: list[dict[str, Any]], names: list[str], what: str) -
     axes.set_yticks(places, [name.replace("_", " ") for name in names])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel("BYOL − BYOV (points; right of 0 BYOV is better)")
-    plain(axes)
+    add_grid(axes)

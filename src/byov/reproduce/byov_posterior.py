@@ -1,14 +1,13 @@
-"""BYOV, Figures 1b, 3, 5, 6 and 7: what the posterior is and what its draws tell; and people's disagreement beside it.
+"""BYOV, Figures 1b, 3, 5, 6 and 7: the posterior and its draws; and a comparison with people's disagreement.
 
-Figures 3 and 6: layer-wise σ and SNR over training, under the three priors and for several β.
+Figures 3 and 6: layer-wise σ and SNR over training, for the three priors and for several β.
 
-Figure 1b: both models are trained with the same β from 0 to its end, as in the paper; BYOV is read through a linear
-probe fitted under draws. The paper does not say which number an image's predictive std is: here √Σ_c σ_c² over the
-classes. The first panel is the paper's; the second has logarithms, since on easy images the std spans several orders
-of magnitude.
+Figure 1b: both models are trained with the same β schedule from 0, as in the paper; BYOV is read through a linear probe
+fitted under draws. The paper does not define the predictive std of an image; here it is √Σ_c σ_c² over the classes. The
+first panel is the paper's; the second shows logarithms, since on easy images the std spans several orders of magnitude.
 
-People: about 50 of them named each of CIFAR-10's test images (CIFAR-10H), and the entropy of their votes is what
-uncertainty is ranked against. We know of no published comparison of this kind for self-supervised posteriors.
+People: about 50 people labelled each of CIFAR-10's test images (CIFAR-10H). Uncertainty is ranked against the entropy
+of their votes. We know of no published comparison of this kind for self-supervised posteriors.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from byov.reproduce.byov_runs import (
     about_beta,
     byol_run,
     byov_run,
-    handed_in,
+    given_runs,
     opened,
     own_beta,
     pretrained,
@@ -45,7 +44,7 @@ from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, exper
 from byov.runs import Run
 
 ALIKE = 0.01
-"""Decades: two per cent."""
+"""In decades: about two per cent."""
 DECADES = "Decades: the mean over layers of |log₁₀ of the ratio|"
 ALIGNED_DRAWS: dict[Scale, int] = {"quick": 200, "full": 1000}
 CONVERGENCE_LIMIT: dict[Scale, int | None] = {"quick": None, "full": 10_000}
@@ -63,18 +62,18 @@ HUMAN_LIMITS: dict[Scale, dict[str, int | None]] = {
 
 @experiment("byov/figure3", "Layer-wise σ and SNR over training, for three priors")
 def figure3(context: Context) -> Outcome:
-    """Compare the records of a run for each prior by how far apart they end."""
-    runs = handed_in(context) if context.runs else {PRIORS[prior]: byov_run(context, prior) for prior in PRIORS}
+    """Compare runs with each prior by the distance between their final records."""
+    runs = given_runs(context) if context.runs else {PRIORS[prior]: byov_run(context, prior) for prior in PRIORS}
     histories = {name: per_epoch(layer_history(run)) for name, run in runs.items()}
     beta = None if context.runs else own_beta(context.scale)
     data: dict[str, Any] = {"beta_end": beta, "layers": {n: asdict(h) for n, h in histories.items()}}
     base, *others = histories
     comparisons = []
     for other in others:
-        sigma, snr = (apart(histories[base], histories[other], name) for name in ("sigma_mean", "snr_mean"))
-        near = "SNR is the more alike, as in the paper" if snr < sigma else "SNR is not more alike than σ"
+        sigma, snr = (log_ratio(histories[base], histories[other], name) for name in ("sigma_mean", "snr_mean"))
+        near = "SNR is more alike, as in the paper" if snr < sigma else "SNR is not more alike than σ"
         if max(sigma, snr) < ALIKE:
-            near = "both alike; in the paper only SNR is"
+            near = "both are alike; in the paper only SNR is"
         comparisons += [
             Comparison(f"{other} from {base}: mean σ of a layer, in decades", sigma),
             Comparison(f"{other} from {base}: mean SNR of a layer, in decades", snr, verdict=near),
@@ -87,9 +86,9 @@ def figure3(context: Context) -> Outcome:
 
 @experiment("byov/figure6", "SNR over training, for several β")
 def figure6(context: Context) -> Outcome:
-    """Compare the records of a run for each β, all from 0 along a half-cosine under N(0, I), from least to largest."""
+    """Compare runs with several β under N(0, I), each from 0 along a half-cosine, from the smallest to the largest."""
     if context.runs:
-        runs = handed_in(context)
+        runs = given_runs(context)
     else:
         runs = {f"β: 0 → {beta:g}": byov_run(context, beta=beta) for beta in BETAS[context.scale]}
     histories = {name: per_epoch(layer_history(run)) for name, run in runs.items()}
@@ -99,11 +98,11 @@ def figure6(context: Context) -> Outcome:
     if first != last:
         heads = [layer for layer in histories[first].layers if layer.partition(".")[0] in PARTS]
         encoder = [layer for layer in histories[first].layers if layer not in heads]
-        sigma = apart(histories[first], histories[last], "sigma_mean")
+        sigma = log_ratio(histories[first], histories[last], "sigma_mean")
         comparisons.append(Comparison(f"mean σ of a layer, {first} to {last}, in decades", sigma))
         for words, layers in (("encoder's", encoder), ("heads'", heads)):
             if layers:
-                snr = apart(histories[first], histories[last], "snr_mean", layers)
+                snr = log_ratio(histories[first], histories[last], "snr_mean", layers)
                 verdict = "a small change, as in the paper" if snr < 0.3 else "more than twofold"
                 comparisons.append(Comparison(f"mean SNR of the {words} layers, likewise", snr, verdict=verdict))
     points = aggregation(list(histories.values()))
@@ -111,8 +110,8 @@ def figure6(context: Context) -> Outcome:
     return Outcome(data, comparisons, layers_figure(histories, ("snr_mean", "snr_max")), note)
 
 
-def apart(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> float:
-    """Return the mean over layers of |log₁₀| of the ratio of two runs' last values."""
+def log_ratio(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> float:
+    """Return |log₁₀| of the ratio of two runs' final values, averaged over layers."""
     ends = []
     for history in (a, b):
         last = {layer: values[-1] for layer, values in zip(history.layers, getattr(history, quantity), strict=True)}
@@ -127,19 +126,19 @@ def apart(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str]
 
 
 def _explored(context: Context, item: str, protocol: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
-    """Return the numbers of an item of `byov explore`, kept between calls."""
+    """Return the numbers of an item of `byov explore`, cached between calls."""
     return context.kept(item, protocol, partial(explore, item, runs, BOOTSTRAPS))
 
 
 def _sign_in_words(value: float, error: float, positive: str = "positive") -> str:
     if abs(value) <= 3 * error:
-        return "not told from 0"
+        return "indistinguishable from 0"
     return positive if value > 0 else "negative"
 
 
 @experiment("byov/figure1b", "Predictive standard deviation: supervised BBB against BYOV")
 def figure1b(context: Context) -> Outcome:
-    """Compare the two image by image: correlations, a Gaussian fit and a kernel density."""
+    """Compare the two models over images: correlations, a Gaussian fit and a kernel density."""
     draws = ALIGNED_DRAWS[context.scale]
     pair = {"BYOV": byov_run(context), "supervised BBB": supervised_twin(context)}
     runs = opened(context, pair, limit=None, samples=draws)
@@ -149,28 +148,25 @@ def figure1b(context: Context) -> Outcome:
     found = {"": linear, " of logarithms": log}
     comparisons = []
     for words, a in found.items():
-        told = _sign_in_words(a.pearson, a.pearson_error, "positive, as in the paper")
-        comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, told))
-    told = "positive" if log.spearman > 3 * log.spearman_error else "not told from 0"
-    comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, told))
+        verdict = _sign_in_words(a.pearson, a.pearson_error, "positive, as in the paper")
+        comparisons.append(Comparison(f"Pearson correlation{words}", a.pearson, None, a.pearson_error, verdict))
+    verdict = "positive" if log.spearman > 3 * log.spearman_error else "indistinguishable from 0"
+    comparisons.append(Comparison("Spearman correlation", log.spearman, None, log.spearman_error, verdict))
     for words, a in found.items():
         share = a.fit.coverage["0.5"]
         verdict = "as a Gaussian" if abs(share - 0.5) < 0.1 else "not a Gaussian"
         comparisons.append(Comparison(f"share in the Gaussian's 50 % ellipse{words}", share, 0.5, None, verdict))
     note = (
         f"{len(linear.first):,} test images, {draws} draws (the paper: 50,000 and 1000). The paper gives"
-        f" no correlation; 0.5 is what a Gaussian has.{about_beta(context)}"
+        f" no correlation; 0.5 is the share of a Gaussian.{about_beta(context)}"
     )
     data = {"protocol": protocol, "alignment": part["alignment"]}
-    return Outcome(data, comparisons, EXPLORED["alignment"]({**part, **_PAIR}), note)
+    return Outcome(data, comparisons, EXPLORED["alignment"](part), note)
 
 
-_PAIR = {"first": "BYOV", "second": "supervised BBB"}
-
-
-@experiment("byov/figure5", "Predictive mean and deviation over the number of draws, by augmentation")
+@experiment("byov/figure5", "Predictive mean and standard deviation over the number of draws, by augmentation")
 def figure5(context: Context) -> Outcome:
-    """Show how the predictive distribution settles as draws are added, on clean and on augmented images."""
+    """Show how the predictive distribution converges with the number of draws, on clean and augmented images."""
     limit = CONVERGENCE_LIMIT[context.scale]
     runs = opened(context, {"BYOV": byov_run(context)}, limit, samples=CONVERGENCE_DRAWS)
     settings = {"samples": CONVERGENCE_DRAWS, "bootstraps": BOOTSTRAPS, "limit": limit}
@@ -189,14 +185,14 @@ def figure5(context: Context) -> Outcome:
         Comparison("largest drift of the expectation from 1 to 50 draws", drift, None, most, stable),
         Comparison("draws after which the predictive std is within 10 %", settled),
     ]
-    note = "1/√50 is what independent draws give; the paper shows lines and gives no numbers. One seed."
+    note = "Independent draws give 1/√50; the paper shows lines and gives no numbers. One seed."
     note += about_beta(context)
     return Outcome({"protocol": protocol, "convergence": part}, comparisons, EXPLORED["convergence"](part), note)
 
 
 @experiment("byov/figure7", "Variance after encoder, projector and predictor under Gaussian noise")
 def figure7(context: Context) -> Outcome:
-    """Compare the variance of the parts with each other, and with its size and spread under growing noise."""
+    """Compare the variance of the stages with each other, and its mean and spread across noise levels."""
     runs = opened(context, {"BYOV": byov_run(context)}, samples=NOISE_DRAWS)
     protocol = {"draws": NOISE_DRAWS, "run": about(runs[0])}
     part = _explored(context, "noise", protocol, runs)
@@ -216,9 +212,9 @@ def figure7(context: Context) -> Outcome:
     return Outcome({"protocol": protocol, "noise": part}, comparisons, EXPLORED["noise"](part), note)
 
 
-@experiment("byov/humans", "Uncertainty beside people's disagreement on CIFAR-10: BYOL, BYOV and supervised")
+@experiment("byov/humans", "Uncertainty and people's disagreement on CIFAR-10: BYOL, BYOV and supervised")
 def humans(context: Context) -> Outcome:
-    """Rank each model's uncertainty against the entropy of people's votes, side by side."""
+    """Correlate each model's uncertainty with the entropy of people's votes."""
     draws = HUMAN_DRAWS[context.scale]
     runs = opened(context, _cifar10(context), samples=draws, **HUMAN_LIMITS[context.scale])
     protocol = {"draws": draws, "runs": {run.name: about(run) for run in runs}}
@@ -228,18 +224,18 @@ def humans(context: Context) -> Outcome:
     for name, agreement in found.items():
         comparisons.append(Comparison(f"{name}: accuracy", agreement.accuracy))
         for measure, (value, error) in agreement.spearman.items():
-            told = "unsure where people are" if value > 3 * error else "not told from 0"
-            comparisons.append(Comparison(f"{name}: Spearman, {MEASURES[measure]}", value, None, error, told))
+            verdict = "uncertain where people are" if value > 3 * error else "indistinguishable from 0"
+            comparisons.append(Comparison(f"{name}: Spearman, {MEASURES[measure]}", value, None, error, verdict))
     some = next(iter(found.values()))
     note = (
-        f"{some.images:,} test images, {100 * some.contested:.1f} % contested (a fifth of people or more name another"
+        f"{some.images:,} test images, {100 * some.contested:.1f} % contested (a fifth of people or more chose another"
         " class). One seed; errors are bootstraps over images."
     )
     return Outcome({"protocol": protocol, "humans": part}, comparisons, EXPLORED["humans"](part), note)
 
 
 def _cifar10(context: Context) -> dict[str, Path]:
-    """Return runs on CIFAR-10; at scale quick on a part of it, in few pixels."""
+    """Return runs on CIFAR-10; at scale quick on a subset at low resolution."""
     if context.scale == "full" or context.runs:
         return {"BYOL": byol_run(context), "BYOV": byov_run(context), "supervised BBB": supervised(context)}
     return {

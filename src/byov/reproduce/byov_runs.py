@@ -1,4 +1,4 @@
-"""The trained networks behind BYOV's figures, or the user's own in their place.
+"""The trained networks behind BYOV's figures, or the user's own runs instead.
 
 pretrained(context, "byov")                                      a run of byov pretrain
 pretrained(context, "byov_beta1", "posterior.beta_end=1.0")      the same with other settings
@@ -23,13 +23,13 @@ RECIPES: dict[Scale, str] = {"quick": "digits", "full": "cifar10_vit"}
 """recipes/digits_byov.toml, recipes/digits_train.toml and so on."""
 PRIORS = {"normal": "N(0, I)", "teacher-mean": "N(μ_T, I)", "teacher-normal": "N(μ_T, Σ_T)"}
 BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.03, 0.1, 1.0), "full": (0.03, 0.1, 1.0)}
-"""Where β ends; N is the number of weights. The paper has 0.03 to 1.0."""
+"""The final values of β; N is the number of weights. The paper uses 0.03 to 1.0."""
 
 
 def pretrained(context: Context, name: str, *changes: str, recipe: str = "") -> Path:
-    """Return the folder of a finished run of `byov pretrain`: the scale's recipe, or another, with `changes`.
+    """Return the folder of a finished run of `byov pretrain`, by the scale's recipe or another one, with `changes`.
 
-    Of `context.runs`, if any are given, it is the first that agrees with `changes` and with the kind of posterior.
+    If `context.runs` are given, return the first that matches `changes` and the kind of posterior.
     """
     recipe = recipe or f"{RECIPES[context.scale]}_byov"
     keys = {"posterior.family", "posterior.prior", "posterior.coverage"}
@@ -37,7 +37,7 @@ def pretrained(context: Context, name: str, *changes: str, recipe: str = "") -> 
 
 
 def supervised(context: Context, name: str = "supervised", *changes: str, recipe: str = "") -> Path:
-    """Return the folder of a finished run of `byov train`, likewise; by default supervised Bayes by Backprop."""
+    """Return the folder of a finished run of `byov train`, as `pretrained`; by default supervised Bayes by Backprop."""
     recipe = recipe or f"{RECIPES[context.scale]}_train"
     return _run(context, "train", name, load_here(context, Supervised, recipe, *changes), {"posterior.family"}, changes)
 
@@ -45,7 +45,7 @@ def supervised(context: Context, name: str = "supervised", *changes: str, recipe
 def _run(
     context: Context, kind: str, name: str, recipe: Pretrain | Supervised, keys: set[str], changes: tuple[str, ...]
 ) -> Path:
-    """Return the run that a recipe asks for: trained here, or the first of the user's that agrees at the keys."""
+    """Return a run of a recipe: trained here, or the first of the user's runs that matches it at the keys."""
     if not context.runs:
         return trained(context, name, recipe)
     wanted, keys = flatten(to_dict(recipe)), keys | {change.partition("=")[0].strip() for change in changes}
@@ -54,7 +54,7 @@ def _run(
         if settings["kind"] == kind and all(settings.get(key) == wanted[key] for key in keys):
             return run
     words = ", ".join(f"{key} = {wanted[key]}" for key in sorted(keys))
-    raise ValueError(f"None of the runs given is of byov {kind} with {words}: give one, or leave the runs out.")
+    raise ValueError(f"None of the runs given is of byov {kind} with {words}: add one, or give no runs.")
 
 
 def own_beta(scale: Scale) -> float:
@@ -63,14 +63,14 @@ def own_beta(scale: Scale) -> float:
 
 
 def about_beta(context: Context) -> str:
-    """Say where β ends in a figure whose β the paper has from 0 to 1; "" of runs handed in, which may have any."""
+    """State the final β for figures where the paper's β goes from 0 to 1; "" for the user's runs."""
     if context.runs:
         return ""
-    return f" β ends at {own_beta(context.scale):g}; in the paper at 1, with an N that it does not state."
+    return f" β ends at {own_beta(context.scale):g}; in the paper at 1, for an unstated N."
 
 
 def byov_run(context: Context, prior: str = "normal", beta: float | None = None) -> Path:
-    """Return a run of BYOV under one of the paper's priors, with β from 0 to `beta`, by default the recipe's own."""
+    """Return a run of BYOV with one of the paper's priors and β from 0 to `beta`, by default the recipe's."""
     name, changes = "byov", []
     if prior != "normal":
         name, changes = f"{name}_{prior}", [f"posterior.prior={prior}"]
@@ -80,20 +80,20 @@ def byov_run(context: Context, prior: str = "normal", beta: float | None = None)
 
 
 def byol_run(context: Context) -> Path:
-    """Return a run of BYOL by the same recipe."""
+    """Return a run of BYOL with the same recipe."""
     return pretrained(context, "byol", "posterior.family=none")
 
 
 def supervised_twin(context: Context) -> Path:
-    """Return a run of supervised Bayes by Backprop with the β of BYOV's recipe (Figure 1b); or the user's."""
+    """Return a run of supervised Bayes by Backprop with the β of BYOV's recipe (Figure 1b), or the user's run."""
     beta = own_beta(context.scale)
     if context.runs or beta == load_config(Supervised, f"{RECIPES[context.scale]}_train").posterior.beta_end:
         return supervised(context)
     return supervised(context, "supervised_twin", f"posterior.beta_end={beta}")
 
 
-def handed_in(context: Context) -> dict[str, Path]:
-    """Return the user's pretraining runs with posteriors, by prior and β, where a figure compares all of them."""
+def given_runs(context: Context) -> dict[str, Path]:
+    """Return the user's pretraining runs with posteriors by prior and β, for figures that compare them all."""
     found: dict[str, Path] = {}
     for run in context.runs:
         of = settings_of(run)
@@ -107,7 +107,7 @@ def handed_in(context: Context) -> dict[str, Path]:
 
 
 def opened(context: Context, runs: Mapping[str, Path], limit: int | None = 2000, **reading: Any) -> list[Run]:
-    """Open runs to be read, under the names that a figure gives them."""
+    """Open runs under the names that a figure uses."""
     place = choose_device(context.device)
     how = Reading(seed=context.seed, root=context.root, device=place, limit=limit, trust=context.trust, **reading)
     return [open_run(path, how, name) for name, path in runs.items()]

@@ -1,8 +1,8 @@
-"""What a newcomer's first posterior buys: every method on every small set, clean, shifted and against other data.
+"""The benefit of the default posterior: every method on every small set, on clean, shifted and other data.
 
-Nothing is the papers': the question is whether `byov.bayesianize(net)` is worth having beside what users have for free.
-The sets are those of `defaults_sets`, the training that of `defaults_methods`; a set that is not at hand is left out.
-CIFAR-10 and CIFAR-100 (ResNet-18, `defaults_cifar`) are for a GPU.
+This is not from the papers: it asks whether `byov.bayesianize(net)` improves on what users have for free. The sets are
+in `defaults_sets` and the methods in `defaults_methods`; unavailable sets are left out. CIFAR-10 and CIFAR-100
+(ResNet-18, `defaults_cifar`) need a GPU.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, 
 
 SEEDS = 5
 SPLITS = 5
-"""How many splits of a table; each is read with one seed, and the tables are averaged."""
+"""The number of splits of a table; each is read with one seed, and the tables are averaged."""
 DEFAULT = "SWAG"
-"""What is recommended for a network that is trained from scratch."""
+"""The recommended method for a network trained from scratch."""
 TURNS = 60
-"""How many steps of each method are timed."""
+"""The number of timed steps per method."""
 
 Reading = dict[str, float]
 Readings = dict[str, list[Reading]]
 """By method, one reading for each seed."""
 
 
-@experiment("defaults", "What the recommended posterior buys on small sets, beside what users have for free")
+@experiment("defaults", "The recommended posterior on small sets, compared with what users have for free")
 def defaults(context: Context) -> Outcome:
     if context.scale == "full" and not context.device.startswith("cuda"):
-        raise ValueError("defaults at scale full trains ResNet-18 on CIFAR: it needs a GPU; --scale quick does not.")
-    torch.set_num_threads(1)  # small networks: more threads only wait for each other
+        raise ValueError("defaults at scale full trains ResNet-18 on CIFAR and needs a GPU; --scale quick does not.")
+    torch.set_num_threads(1)  # more threads do not speed up small networks
     sets: dict[str, Readings] = {}
     left_out: list[str] = []
     for name in (*names(), *(defaults_cifar.NAMES if context.scale == "full" else ())):
@@ -57,13 +57,13 @@ def defaults(context: Context) -> Outcome:
 
 
 def protocol() -> dict[str, Any]:
-    """Return what every reading depends on."""
+    """Return the settings that every reading depends on."""
     m = methods
     return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": m.BETA, "draws": m.DRAWS, "spread": SPREAD}
 
 
 def readings(context: Context, name: str) -> Readings:
-    """Return what every method scores on a set, seed by seed; each seed is trained and read once, and kept."""
+    """Return the scores of every method on a set for each seed; each seed is trained and read once, and cached."""
     found: Readings = {method: [] for method in METHODS}
     for seed in range(SPLITS if name.startswith("uci-") else SEEDS):
         place = Place(name, seed if name.startswith("uci-") else 0, context.root)
@@ -77,7 +77,7 @@ def readings(context: Context, name: str) -> Readings:
 
 
 def measure(place: Place, seed: int) -> dict[str, Reading]:
-    """Train all methods with a seed. The ensemble has this seed's plain network and the next four's."""
+    """Train all methods with a seed. The ensemble consists of the plain networks of this seed and the next four."""
     part = place.task()
     members = [_followed(place, seed + i) for i in range(MEMBERS)]
     found = {**members[0], "plain + temperature": members[0]["plain"].tempered(part)}
@@ -88,24 +88,24 @@ def measure(place: Place, seed: int) -> dict[str, Reading]:
 
 @lru_cache(maxsize=MEMBERS)
 def _followed(place: Place, seed: int) -> dict[str, Read]:
-    """Read a plain network, and what SWAG made of its training."""
+    """Read a plain network and the SWAG posteriors of its training."""
     part = place.task()
     return {method: Read.of(fitted, part) for method, fitted in followed(fit("SWAG", part, seed)).items()}
 
 
 def _pooled(tables: list[Readings]) -> Readings:
-    """Average the tables' numbers, split by split."""
+    """Average the scores over tables for each split."""
     return {m: [averaged([t[m][i] for t in tables]) for i in range(SPLITS)] for m in tables[0]}
 
 
-# What it is judged by
+# Comparisons
 
 
 def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
-    """Compare the recommended default with the plain network on each set, seed by seed, and count."""
+    """Compare the recommended default with the plain network on each set over seeds, and count the outcomes."""
     counts: Counter[str] = Counter()
     for name, found in sets.items():
-        if DEFAULT not in found:  # CIFAR's recipes do not follow a training yet
+        if DEFAULT not in found:  # CIFAR has no SWAG yet
             continue
         for score in ("test_nll", "test_ece", "shifted_nll", "shifted_ece", "test_error"):
             gain, error = difference(found, DEFAULT, "plain", score)
@@ -120,18 +120,18 @@ def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
 
 
 def difference(found: Readings, method: str, other: str, score: str) -> tuple[float, float]:
-    """Return the mean over seeds of how much one method's number is above another's, and its standard error."""
+    """Return the difference between two methods in a score, averaged over seeds, and its standard error."""
     each = [a[score] - b[score] for a, b in zip(found[method], found[other], strict=True)]
     return mean(each), standard_error(each) or 0.0
 
 
 def worded(gain: float, error: float) -> str:
-    """Say whether a difference of something that is to be small is beyond its standard error."""
+    """Describe a difference in a score where lower is better, relative to its standard error."""
     return "better" if gain < -error else "worse" if gain > error else "no different"
 
 
 def cost() -> dict[str, dict[str, float]]:
-    """Measure each method's step beside plain's, taking turns, on digits; and count its parameters."""
+    """Measure the step time and the parameters of each method on digits, relative to the plain network."""
     part = Place("digits", 0, None).task()
     made = {method: trainer(method, part, 0) for method in ("plain", "SWAG", *RULES)}
     times: dict[str, list[float]] = {method: [] for method in made}

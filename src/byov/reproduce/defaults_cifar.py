@@ -1,20 +1,18 @@
 """CIFAR-10 and CIFAR-100 for `byov reproduce defaults` at scale full: ResNet-18 with SGD and a tuned decay, on a GPU.
 
-Every method is recipes/cifar100_resnet18.toml with a few changes. A Gaussian's β, that of `defaults_methods`, would
-lower the decay of the recipe, 1/(N·0.14²), too: its prior is narrower by √β, so that all methods have the same decay.
+Every method is recipes/cifar100_resnet18.toml with a few changes. The β of a Gaussian, as in `defaults_methods`, would
+also reduce the recipe's weight decay, 1/(N·0.14²), so its prior is narrower by √β to give all methods the same decay.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from byov.data.augmentations import augment
 from byov.reproduce.defaults_methods import MEMBERS, METHODS, Fitted, Read
-from byov.reproduce.defaults_sets import SEVERITY, SHIFTS, Move, Task
+from byov.reproduce.defaults_sets import IMAGE_MOVES, Task
 from byov.reproduce.experiment import Context
 from byov.reproduce.patching_reading import BATCH, standardised
 from byov.reproduce.recipes import load_here, trained
@@ -32,24 +30,24 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "EMP": ("family=emp", "spread=auto"),
     "ECMP": ("spread=auto",),
 }
-"""What each method changes in the recipe's [posterior]."""
+"""The changes of each method to [posterior] of the recipe."""
 
 
 class OfRun(Fitted):
-    """A run's network, which takes pixels in [0, 1]."""
+    """The network of a run, for pixels in [0, 1]."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.network)
         self.run = run
 
     def draws(self, x: Tensor, regression: bool) -> Tensor:
-        """Return probabilities (S, N, C) on the CPU, under the same draws for each part of the images."""
+        """Return probabilities (S, N, C) on the CPU, with the same draws for each batch of images."""
         parts = standardised(self.run, x).split(BATCH)
         return torch.cat([super(OfRun, self).draws(part, regression).cpu() for part in parts], 1)
 
 
 def measure(context: Context, name: str, seed: int) -> dict[str, dict[str, float]]:
-    """Train all methods with a seed, or find them trained, and read them."""
+    """Train all methods with a seed, unless they are already trained, and read them."""
     members = [read(context, name, "plain", seed + i) for i in range(MEMBERS)]
     task = members[0][1]
     found = {"plain": members[0][0], "plain + temperature": members[0][0].tempered(task)}
@@ -59,27 +57,19 @@ def measure(context: Context, name: str, seed: int) -> dict[str, dict[str, float
 
 
 def read(context: Context, name: str, method: str, seed: int) -> tuple[Read, Task]:
-    """Return what a method predicts, and of what."""
+    """Return the predictions of a method, and their task."""
     own = replace(context, seed=seed)
     changes = (f"posterior.{change}" for change in CHANGES[method])
     recipe = load_here(own, Supervised, RECIPE, f"data.name={name}", *changes)
-    run = open_run(trained(own, f"{name}_{method.replace(' ', '_')}", recipe), _reading(own))
+    reading = Reading(device=own.device, root=own.root)
+    run = open_run(trained(own, f"{name}_{method.replace(' ', '_')}", recipe), reading)
     task = task_of(run)
     return Read.of(OfRun(run), task), task
 
 
-def _reading(context: Context) -> Reading:
-    return Reading(device=context.device, root=None if context.root is None else Path(context.root))
-
-
 def task_of(run: Run) -> Task:
-    """Return the images that a run held out and those of its test set; what it was trained on is left out."""
+    """Return a task with the held-out and test images of a run, without its training images."""
     held = run.load_own("holdout")
     assert held.labels is not None
     x, y = held.images.to(run.pixels.device).float() / 255, held.labels.cpu()
-    moves: tuple[Move, ...] = tuple(_shift(name) for name in SHIFTS)
-    return Task(x[:0], y[:0], x, y, run.pixels, run.labels.cpu(), moves, lambda: run.network)
-
-
-def _shift(name: str) -> Move:
-    return lambda x, generator: augment(x, name, SEVERITY, generator)
+    return Task(x[:0], y[:0], x, y, run.pixels, run.labels.cpu(), IMAGE_MOVES, lambda: run.network)

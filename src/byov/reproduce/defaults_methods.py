@@ -1,7 +1,8 @@
-"""The methods of `byov reproduce defaults`: how each is trained and what it predicts, the same for every set.
+"""The methods of `byov reproduce defaults`: how each is trained and predicts, the same for every set.
 
-All have 600 steps of Adam at 3e-3, as README's loop, batches of 64, and see the same rows; what has a KL has
-`beta` times it. Nothing here was chosen on a test set: results/defaults/README.md has what was tried, on held-out rows.
+All methods are trained on the same rows with 600 steps of Adam at 3e-3, as in README's loop, and batches of 64; a KL
+term is weighted by `beta`. Nothing was chosen on a test set: results/defaults/README.md lists what was tried on
+held-out rows.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ RULES: dict[str, Rules] = {
     "EMP": _on_both(EMP(5)),
     "ECMP": _on_both(ECMP(5)),
 }
-"""What is trained with a posterior. A plain network is followed by SWAG while it is trained: "plain", "plain +
-temperature", "plain, averaged" (SWAG without its σ), "SWAG" and the ensemble are read from the same trainings."""
-FOLLOWED = {"plain, averaged": 0.0, "SWAG": SCALE}
-"""How wide SWAG is, in units of its path."""
+"""The methods trained with a posterior. SWAG follows the training of a plain network: "plain", "plain + temperature",
+"plain, averaged" (SWAG without its σ), "SWAG" and the ensemble all use these trainings."""
+SWAG_SCALES = {"plain, averaged": 0.0, "SWAG": SCALE}
+"""The `scale` of SWAG for each method."""
 METHODS = (
     "plain",
     "plain + temperature",
@@ -68,7 +69,7 @@ METHODS = (
 
 
 class Fitted(nn.Module):
-    """A trained network with the precision of a regression's noise."""
+    """A network with the noise precision of a regression."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -103,16 +104,16 @@ class Fitted(nn.Module):
 
 
 def beta(fitted: Fitted, n: int) -> float:
-    """Return the β of all methods here: BETA, or 0.02·n/P of P random weights if that is less.
+    """Return the β of all methods here: BETA, or 0.02·n/P for P random weights if that is less.
 
-    `byov.posterior.usual_beta`, which came later, says the same from twenty weights for each example on.
+    `byov.posterior.usual_beta`, which came later, gives the same from twenty weights per example on.
     """
     weights = sum(factor.layout.numel for factor in fitted.net.factors)  # type: ignore[union-attr]
     return min(BETA, 0.02 * n / weights)
 
 
 def fit(method: str, task: Task, seed: int) -> Fitted:
-    """Train a method with a seed; what is no family of `RULES` is a plain network, followed by SWAG."""
+    """Train a method with a seed; see `trainer`."""
     fitted, step = trainer(method, task, seed)
     for _ in range(STEPS):
         step()
@@ -120,12 +121,12 @@ def fit(method: str, task: Task, seed: int) -> Fitted:
 
 
 def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], None]]:
-    """Return an untrained method, and a function that takes one step."""
+    """Return an untrained method and a function that takes one step; "SWAG" is a plain network followed by SWAG."""
     torch.manual_seed(seed)
     net, rules = task.network(), RULES.get(method)
     swag = SWAG(net) if method == "SWAG" else None
     fitted = Fitted((swag or net) if rules is None else bayesianize(net, rules))
-    noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # on a way as long as that of a log-variance
+    noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # it must move as far as a log-variance
     optimizer = torch.optim.Adam([*parameter_groups(fitted.net, LR, STEPS), noise])
 
     def step() -> None:
@@ -144,10 +145,10 @@ def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], No
 
 
 def followed(fitted: Fitted) -> dict[str, Fitted]:
-    """Return what was learned by following a plain network, as `FOLLOWED` names it, and the network as "plain"."""
+    """Return the SWAG posteriors of `SWAG_SCALES`, and the network that they followed as "plain"."""
     swag, found = fitted.net, {}
     assert isinstance(swag, SWAG)
-    for method, swag.scale in FOLLOWED.items():
+    for method, swag.scale in SWAG_SCALES.items():
         found[method] = Fitted(swag.posterior())
     found["plain"] = Fitted(swag.net)
     for each in found.values():
@@ -157,7 +158,7 @@ def followed(fitted: Fitted) -> dict[str, Fitted]:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What a method predicts of each part of a task: draws (S, N, …), and the noise's precision of a regression."""
+    """Predictions of a method for each part of a task: draws (S, N, …), and the noise precision of a regression."""
 
     parts: dict[str, list[Tensor]]
     precision: float
@@ -176,7 +177,7 @@ class Read:
 
     @classmethod
     def ensemble(cls, members: Sequence[Read]) -> Read:
-        """Take several networks for draws of one; of their precisions, the mean variance."""
+        """Treat several networks as draws of one; the noise variance is their mean."""
         parts = {
             name: [torch.cat([member.parts[name][i] for member in members]) for i in range(len(each))]
             for name, each in members[0].parts.items()
@@ -184,7 +185,7 @@ class Read:
         return cls(parts, len(members) / sum(1 / member.precision for member in members))
 
     def tempered(self, task: Task) -> Read:
-        """Fit a temperature on the held-out rows; of a regression, the noise."""
+        """Fit a temperature on the held-out rows, or the noise of a regression."""
         held = self.parts["held"][0].mean(0)
         if task.regression:
             return replace(self, precision=1.0 / max((held - task.held_y).square().mean().item(), 1e-6))
@@ -193,7 +194,7 @@ class Read:
         return replace(self, parts=parts)
 
     def scores(self, task: Task) -> dict[str, float]:
-        """Return all numbers of the table."""
+        """Return all scores of the table."""
 
         def score(name: str, y: Tensor) -> Scores:
             return averaged(

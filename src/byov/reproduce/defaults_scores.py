@@ -1,4 +1,4 @@
-"""The numbers of `byov reproduce defaults`: how good and how honest predictions are, clean, shifted, of other data."""
+"""The scores of `byov reproduce defaults`: accuracy, calibration and uncertainty on clean, shifted and other data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from byov.metrics import functional as metrics
 from byov.prediction.result import entropy
 
 LEVELS = torch.arange(1, 20) / 20
-"""Of the quantiles at which a regression's calibration is read."""
+"""The levels of the quantiles for the calibration of a regression."""
 
 Scores = dict[str, float]
 
@@ -40,8 +40,8 @@ def regressed(means: Tensor, precision: float, y: Tensor) -> Scores:
 
 
 def uncertainties(draws: Tensor, regression: bool) -> tuple[Tensor, Tensor]:
-    """Return for each input the entropy and the mutual information; of a regression the variance over draws, twice."""
-    if regression:  # whose noise is the same for all inputs: the entropy ranks them as the draws do
+    """Return entropy and mutual information of each input; for a regression both are the variance over draws."""
+    if regression:  # the noise is constant, so the entropy ranks inputs as the variance does
         variance = draws.var(0, correction=0).flatten()
         return variance, variance
     total = entropy(draws.mean(0))
@@ -50,7 +50,7 @@ def uncertainties(draws: Tensor, regression: bool) -> tuple[Tensor, Tensor]:
 
 
 def auroc(known: tuple[Tensor, Tensor], foreign: tuple[Tensor, Tensor]) -> Scores:
-    """Return how well each measure tells other data from the test set's."""
+    """Return how well each measure separates other data from the test set."""
     each = [metrics.ood_auroc(a, b).item() for a, b in zip(known, foreign, strict=True)]
     return {"auroc_entropy": each[0], "auroc_information": each[1]}
 

@@ -1,15 +1,15 @@
-"""The data of `byov reproduce defaults`: small sets a CPU can do, each with its shifts and its network.
+"""The data of `byov reproduce defaults`: small sets for a CPU, each with its shifts and network.
 
 | set | network | shifted |
 |---|---|---|
 | digits | convnet16 | five image shifts at severity 3 |
 | fashion-mnist: 2,000 images, 14×14 | convnet16 | the same |
-| newsgroups: 2,000 texts, TF-IDF of 5,000 words | one hidden layer of 100 | half of the words are missing |
-| uci: five small tables | one hidden layer of 50 | noise, half a deviation of each feature |
+| newsgroups: 2,000 texts, TF-IDF of 5,000 words | one hidden layer of 100 | half of the words removed |
+| uci: five small tables | one hidden layer of 50 | noise of half a standard deviation of each feature |
 
-They lie in ROOT as fashion_mnist.npz (or torchvision's copy), 20newsgroups.npz and uci/; digits come with scikit-learn.
-A tenth of the training rows is held out, for a temperature and for the choice of the default. Other data look the
-same for every set: each feature of an input is that of another test input.
+The files in ROOT are fashion_mnist.npz (or torchvision's copy), 20newsgroups.npz and uci/; digits come with
+scikit-learn. A tenth of the training rows is held out for fitting a temperature and for choosing the default. "Other"
+data are made in the same way for every set: each feature of an input comes from another test input.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor, nn
@@ -33,9 +34,9 @@ SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 SEVERITY = 3
 TABLES = ("yacht", "boston", "energy", "concrete", "wine_red")
 COUNTS, SIDE = (2000, 1000), 14
-"""How many of Fashion-MNIST's images, 14×14, and of the texts are trained on and read: the same for all methods."""
+"""The training and test sizes of Fashion-MNIST (14×14) and of the texts, the same for all methods."""
 WORDS = 5000
-"""How many words a text is told by."""
+"""The size of the vocabulary."""
 MISSING, NOISE, HELD = 0.5, 0.5, 0.1
 
 
@@ -44,7 +45,7 @@ Move = Callable[[Tensor, Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One set, cut into what is trained on, held out and tested, and the network that learns it."""
+    """One set, split into training, held-out and test rows, and its network."""
 
     x: Tensor
     y: Tensor
@@ -57,32 +58,32 @@ class Task:
     regression: bool = False
 
     def shifted(self, x: Tensor) -> list[Tensor]:
-        """Return inputs under each of the set's shifts."""
+        """Return the inputs under each of the set's shifts."""
         return [move(x, Generator().manual_seed(0)) for move in self.moves]
 
     @property
     def other(self) -> Tensor:
-        """Return inputs whose every feature is that of another test input: each is likely, all together are not."""
+        """Return test inputs with each feature shuffled between them: likely values in unlikely combinations."""
         flat = self.test_x.flatten(1)
         order = torch.rand(flat.shape, generator=Generator().manual_seed(0)).argsort(0)
         return flat.gather(0, order.to(flat.device)).view_as(self.test_x)
 
 
 def names() -> list[str]:
-    """Return the sets in the order in which they are measured, the short ones first."""
+    """Return the sets in the order of measurement, short ones first."""
     return ["digits", *(f"uci-{table}" for table in TABLES), "newsgroups", "fashion-mnist"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a task is found: a set's name, the split of a table, and the folder of the data."""
+    """The source of a task: the name of a set, the split of a table, and the data folder."""
 
     name: str
     split: int
-    root: str | None
+    root: str | Path | None
 
     def task(self) -> Task:
-        """Load it; the last one is kept."""
+        """Load the task; the last one is cached."""
         return _task(self)
 
 
@@ -92,13 +93,13 @@ def _task(place: Place) -> Task:
         return _table(place.name.removeprefix("uci-"), place.split, place.root)
     texts = place.name == "newsgroups"
     x, y, test_x, test_y = _texts(place.root) if texts else _images(place.name, place.root)
-    moves: tuple[Move, ...] = (_without_words,) if texts else tuple(partial(_moved, shift) for shift in SHIFTS)
+    moves: tuple[Move, ...] = (_without_words,) if texts else IMAGE_MOVES
     classes = int(max(y.max(), test_y.max())) + 1
     return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, lambda: _network(x, classes)))
 
 
 def _cut(x: Tensor, y: Tensor, split: int, task: Task) -> Task:
-    """Hold a share of the training rows out."""
+    """Split off held-out rows from the training rows."""
     order = torch.randperm(len(x), generator=Generator().manual_seed(split))
     count = round(HELD * len(x))
     held, own = order[:count], order[count:]
@@ -107,6 +108,9 @@ def _cut(x: Tensor, y: Tensor, split: int, task: Task) -> Task:
 
 def _moved(shift: str, x: Tensor, generator: Generator) -> Tensor:
     return augment(x, shift, SEVERITY, generator)
+
+
+IMAGE_MOVES: tuple[Move, ...] = tuple(partial(_moved, shift) for shift in SHIFTS)
 
 
 def _without_words(x: Tensor, generator: Generator) -> Tensor:
@@ -126,7 +130,7 @@ def _network(x: Tensor, outputs: int) -> nn.Module:
     )
 
 
-def _images(name: str, root: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _images(name: str, root: str | Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     parts: list[Tensor] = []
     for split, count in zip(("train", "test"), COUNTS, strict=True):
         data = load(name, split, root)
@@ -138,11 +142,11 @@ def _images(name: str, root: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def _texts(root: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Read the sparse rows that results/defaults/newsgroups.py makes."""
+def _texts(root: str | Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read the sparse rows written by results/defaults/newsgroups.py."""
     path = data_root(root) / "20newsgroups.npz"
     if not path.is_file():
-        raise ValueError(f"{path} is missing: results/defaults/newsgroups.py makes it.")
+        raise ValueError(f"{path} is missing: run results/defaults/newsgroups.py to create it.")
     file, parts = Arrays(path), []
     for split, count in zip(("train", "test"), COUNTS, strict=True):
         starts = torch.from_numpy(file[f"{split}_indptr"]).long()
@@ -158,7 +162,7 @@ def _some(rows: int, count: int) -> Tensor:
     return torch.randperm(rows, generator=Generator().manual_seed(0))[:count]
 
 
-def _table(name: str, split: int, root: str | None) -> Task:
+def _table(name: str, split: int, root: str | Path | None) -> Task:
     fold = uci(name, root).fold(split)
     x, y, test_x, test_y = (part.float() for part in (fold.X_train, fold.y_train, fold.X_test, fold.y_test))
     whole = Task(x, y, x, y, test_x, test_y, (_noisy,), lambda: _network(x, 1), regression=True)

@@ -1,20 +1,19 @@
-"""One table or figure of a paper as something to run again: its name, its function, and the folder of its result."""
+"""Reproducing one table or figure of a paper: its name, its function, and the folder of its result."""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from operator import eq, methodcaller
+from operator import eq
 from pathlib import Path
 from pkgutil import iter_modules
 from statistics import stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from byov.evaluation.results import command_line
+from byov.evaluation.results import command_line, plain_json
 from byov.files import check_out, read_json, write_json
 from byov.runs import read_header
 
@@ -26,11 +25,11 @@ KIND = "byov reproduce"
 Scale = Literal["quick", "full"]
 """`quick` takes minutes on two CPU cores (digits, small tables); `full` is for a GPU (CIFAR, all splits)."""
 Same = Callable[[Any, Any], bool]
-"""Tells whether what was made under one protocol is what another asks for."""
+"""Returns whether a result made under one protocol is valid for another."""
 
 
 class OutOfTime(Exception):
-    """The time that an experiment was given is up; what it has done is kept, and the same command continues it."""
+    """Raised when an experiment is out of time; finished parts are kept, and the same command continues it."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,18 @@ class Comparison:
     quantity: str
     ours: float
     paper: float | None = None
-    """None where the paper has no number."""
+    """None if the paper has no number."""
     error: float | None = None
-    """The standard error of ours, where there are several seeds or splits."""
+    """The standard error of ours, if there are several seeds or splits."""
     verdict: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an experiment: the numbers, a picture of them, and how they compare."""
+    """The result of an experiment: numbers, comparisons with the paper, and a figure."""
 
     data: dict[str, Any]
-    """All that the figure is drawn from, and the protocol: JSON, the same for the same seed."""
+    """The numbers behind the figure, and the protocol: JSON, the same for the same seed."""
     comparisons: list[Comparison] = field(default_factory=list)
     figure: Figure | None = None
     note: str = ""
@@ -59,65 +58,62 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Context:
-    """Where and for how long an experiment runs, and where it keeps what it has done so far."""
+    """Settings of an experiment, and the folder with its finished parts."""
 
     out: Path
     scale: Scale = "quick"
     seed: int = 0
     device: str = "cpu"
-    root: str | None = None
-    """The folder of the data sets; None: as `byov.data` finds it."""
+    root: str | Path | None = None
+    """The folder of the datasets; by default that of `byov.data`."""
     runs: tuple[Path, ...] = ()
-    """The user's own runs, to be read in the place of those that the experiment would train."""
+    """The user's runs, used instead of training."""
     changes: tuple[str, ...] = ()
-    """Settings on top of every recipe that is trained, such as "train.epochs=5"."""
+    """Changes to every recipe that is trained, such as "train.epochs=5"."""
     trust: bool = False
-    """Import the code that the recipes of those runs name."""
+    """Allow importing the code that the recipes of those runs name."""
     deadline: float | None = None
-    """Begin no new work after this `time.monotonic()`."""
+    """The `time.monotonic()` after which no new work is started."""
     partial: bool = False
-    """Show the methods and seeds that have been read, and train nothing."""
+    """Show only the methods and seeds already read, and train nothing."""
 
     @property
     def minutes_left(self) -> float | None:
-        """Return the minutes until the deadline; None where there is none."""
+        """Return the minutes until the deadline, if there is one."""
         return None if self.deadline is None else (self.deadline - monotonic()) / 60
 
     def check_time(self) -> None:
-        """Raise `OutOfTime` after the deadline; to be called before any work that takes long."""
+        """Raise `OutOfTime` after the deadline; call it before any long work."""
         if self.minutes_left is not None and self.minutes_left <= 0:
             raise OutOfTime("The time is up.")
 
     def find(self, name: str, protocol: dict[str, Any], same: Same = eq) -> dict[str, Any] | None:
-        """Return what `kept` has kept under a name and protocol; None where there is nothing."""
+        """Return what `kept` has stored under a name and protocol, or None."""
         path = self.out / "parts" / f"{name}.json"
         if not path.is_file():
             return None
         before = read_json(path)
         if not isinstance(before, dict) or "result" not in before:
-            raise ValueError(f"{path} is damaged: remove it, and its part is measured again.")
+            raise ValueError(f"{path} is damaged: remove it to measure its part again.")
         return before["result"] if same(before.get("protocol"), self._whole_protocol(protocol)) else None
 
     def kept(
         self, name: str, protocol: dict[str, Any], make: Callable[[], dict[str, Any]], same: Same = eq
     ) -> dict[str, Any]:
-        """Return `make()`, or what it returned in an earlier run of the `same` protocol.
-
-        So an interrupted experiment continues.
-        """
+        """Return `make()`, or its stored result if the protocol is the `same`, so interrupted experiments continue."""
         before = self.find(name, protocol, same)
         if before is not None:
             return before
         self.check_time()
-        result = plain(make())
+        result = plain_json(make())
         write_json(self.out / "parts" / f"{name}.json", {"protocol": self._whole_protocol(protocol), "result": result})
         return result
 
     def _whole_protocol(self, protocol: dict[str, Any]) -> dict[str, Any]:
-        return plain({"seed": self.seed, "scale": self.scale, **protocol})
+        return plain_json({"seed": self.seed, "scale": self.scale, **protocol})
 
     def protocol(self) -> dict[str, Any]:
-        """Return what the numbers of an experiment depend on, beyond what it says itself."""
+        """Return the common settings that the numbers of an experiment depend on."""
         import torch
 
         import byov
@@ -144,19 +140,19 @@ def contexts(
     minutes: float | None = None,
     trust: bool = False,
 ) -> dict[str, Context]:
-    """Return the context of each experiment, in a folder of its own; all have one deadline, `minutes` from now.
+    """Return the context of each experiment, in its own folder; the deadline of all is `minutes` from now.
 
-    Without a scale it is full on a GPU, else quick.
+    The scale defaults to full on a GPU, otherwise quick.
     """
     size = ("full" if device.startswith("cuda") else "quick") if scale is None else scale
     if size not in get_args(Scale):
-        raise ValueError(f"A scale is quick or full, not {size!r}.")
+        raise ValueError(f"The scale must be quick or full, not {size!r}.")
     if minutes is not None and not minutes >= 0:
-        raise ValueError(f"--minutes is at least 0, not {minutes}.")
+        raise ValueError(f"--minutes must be at least 0, not {minutes}.")
     for path in runs:
         read_header(path)
-    place, deadline = None if root is None else str(root), None if minutes is None else monotonic() + 60 * minutes
-    common = Context(out, size, seed, device, place, tuple(runs), deadline=deadline, trust=trust)  # type: ignore[arg-type]
+    deadline = None if minutes is None else monotonic() + 60 * minutes
+    common = Context(out, size, seed, device, root, tuple(runs), deadline=deadline, trust=trust)  # type: ignore[arg-type]
     return {name: replace(common, out=out / name) for name in names}
 
 
@@ -165,12 +161,7 @@ def standard_error(values: list[float]) -> float | None:
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON reads it back; arrays and tensors become lists, and numbers that are not finite None."""
-    return json.loads(json.dumps(value, default=methodcaller("tolist")), parse_constant=lambda _: None)
-
-
-# The list of experiments
+# The registry of experiments
 
 
 @dataclass(frozen=True)
@@ -186,7 +177,7 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def experiment(name: str, title: str) -> Callable[[Callable[[Context], Outcome]], Callable[[Context], Outcome]]:
-    """Put a function on the list of what can be reproduced."""
+    """Register a function as an experiment."""
 
     def register(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
         EXPERIMENTS[name] = Experiment(name, title, run)
@@ -196,7 +187,7 @@ def experiment(name: str, title: str) -> Callable[[Callable[[Context], Outcome]]
 
 
 def discover() -> dict[str, Experiment]:
-    """Return all experiments: import every module of this package, which puts its own on the list."""
+    """Return all experiments, by importing every module of this package."""
     import byov.reproduce as package
 
     for module in iter_modules(package.__path__):
@@ -204,14 +195,14 @@ def discover() -> dict[str, Experiment]:
     return EXPERIMENTS
 
 
-# The folder of an experiment: result.json, figure.png and figure.svg, written once and shown ever after
+# The folder of an experiment: result.json, figure.png and figure.svg
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """Return the result in a folder; None if there is none yet."""
+    """Return the result in a folder, or None."""
     path = folder / "result.json"
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file, and an experiment needs a folder: choose another --out.")
+        raise FileExistsError(f"{folder} is a file, but an experiment needs a folder: choose another --out.")
     if not path.exists():
         return None
     try:
@@ -224,7 +215,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def check(experiment: Experiment, context: Context) -> None:
-    """Refuse a folder whose finished result was asked for otherwise, or that cannot be made."""
+    """Raise if the folder holds a result with other settings, or cannot be created."""
     before = finished(context.out)
     if before is None:
         check_out(context.out / "result.json", force=True)
@@ -239,16 +230,16 @@ def check(experiment: Experiment, context: Context) -> None:
 
 
 def run(experiment: Experiment, context: Context) -> dict[str, Any]:
-    """Run an experiment and write its folder; the result last, so that it is there only if all is."""
+    """Run an experiment and write its folder, the result last, so that it exists only if everything does."""
     import torch
 
     from byov.report.drawing import save
 
     context.check_time()
     start = monotonic()
-    torch.manual_seed(context.seed)  # whatever ran before it in this process
+    torch.manual_seed(context.seed)  # independent of what ran before in this process
     outcome = experiment.run(context)
-    content = plain(
+    content = plain_json(
         {
             "kind": KIND,
             "name": experiment.name,
@@ -261,7 +252,7 @@ def run(experiment: Experiment, context: Context) -> dict[str, Any]:
     )
     if outcome.figure is not None:
         save(outcome.figure, context.out / "figure", bbox_inches="tight")
-    # How long it took is no result: beside it, so that the same seed gives the same file.
+    # The duration goes to another file, so that the same seed gives the same result file.
     about = {
         "command": command_line(),
         "seconds": round(monotonic() - start, 1),

@@ -1,4 +1,4 @@
-"""Every table and figure of the two papers, whether it can be run again or not, and what a pattern of names means."""
+"""All tables and figures of the two papers, reproducible or not, and the matching of name patterns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CAPTIONS: dict[str, str] = {
     "byov/figure2": "Prior ablation: accuracy, calibration and Brier parts over β",
     "byov/figure3": "Layer-wise σ and SNR over training, for three priors",
     "byov/figure4": "SNR and magnitude pruning; relative reliability and ECE under shift",
-    "byov/figure5": "Predictive mean and deviation over the number of draws, by augmentation",
+    "byov/figure5": "Predictive mean and standard deviation over the number of draws, by augmentation",
     "byov/figure6": "SNR over training, for several β",
     "byov/figure7": "Variance after encoder, projector and predictor under Gaussian noise",
     "byov/table1": "Which parts of the network are Bayesian",
@@ -38,35 +38,35 @@ CAPTIONS: dict[str, str] = {
     "patching/table13": "Log predictive density on ten regression sets",
 }
 
-_IMAGENET = "it is a ResNet-18 on ImageNet, a week on several GPUs per method"
-_DIAGRAM = "it is a diagram, there is nothing to measure"
+_IMAGENET = "it needs a ResNet-18 on ImageNet, a week on several GPUs per method"
+_DIAGRAM = "it is a diagram with nothing to measure"
 
 REASONS: dict[str, str] = {
     "byov/figure1a": _DIAGRAM,
-    "patching/figure1": "its data are 1,599 GPUs scraped from a web site, and no model is in it",
+    "patching/figure1": "its data are 1,599 GPUs scraped from a web site; it involves no model",
     "patching/figure2": _DIAGRAM,
     "patching/figure4": _IMAGENET,
     "patching/figure7": _IMAGENET,
-    "patching/table2": "it is a list of definitions; byov.Dropout, DropConnect, Ensemble, EMP and ECMP are its rows",
+    "patching/table2": "it is a list of definitions: byov.Dropout, DropConnect, Ensemble, EMP and ECMP",
     "patching/table4": _IMAGENET,
     "patching/table5": _IMAGENET,
     "patching/table7": _IMAGENET,
     "patching/table8": _IMAGENET,
 }
-"""Why a table or figure cannot be run again. An experiment of that name, on other data say, overrules it."""
-NO_EXPERIMENT = "there is no experiment of it yet"
+"""Why a table or figure cannot be reproduced. An experiment of the same name, say on other data, takes precedence."""
+NO_EXPERIMENT = "it has no experiment yet"
 
 
 def choose(patterns: Sequence[str], known: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return the names that patterns mean, each once and in the papers' order; and what a glob leaves out, with why."""
+    """Return the names that match patterns, in the papers' order, and the reasons for those a glob leaves out."""
     if not patterns:
-        raise ValueError("Say which table or figure, such as byov/figure4; byov reproduce --list names them all.")
+        raise ValueError("Name a table or figure, such as byov/figure4; byov reproduce --list shows them all.")
     chosen: set[str] = set()
     skipped: dict[str, str] = {}
     for pattern in patterns:
         found = [name for name in _names(known) if fnmatchcase(name, pattern)]
         if not found:
-            raise ValueError(f"There is no table or figure {pattern!r}; byov reproduce --list names them all.")
+            raise ValueError(f"There is no table or figure {pattern!r}; byov reproduce --list shows them all.")
         for name in found:
             if name in known:
                 chosen.add(name)
@@ -75,12 +75,12 @@ def choose(patterns: Sequence[str], known: dict[str, Any]) -> tuple[list[str], d
             if name == pattern:
                 raise ValueError(f"{name} cannot be reproduced: {skipped[name]}.")
     if not chosen:
-        raise ValueError(f"Nothing that {' '.join(patterns)} means can be reproduced; see byov reproduce --list.")
+        raise ValueError(f"Nothing that matches {' '.join(patterns)} can be reproduced; see byov reproduce --list.")
     return [name for name in _names(known) if name in chosen], skipped
 
 
 def catalogue(known: dict[str, Any], patterns: Sequence[str]) -> list[tuple[str, str, str | None]]:
-    """Return (name, title, why it is not reproduced or None) of what patterns mean."""
+    """Return (name, title, reason why it is not reproduced or None) of all names that match patterns."""
     return [
         (name, known[name].title, None) if name in known else (name, CAPTIONS[name], REASONS.get(name, NO_EXPERIMENT))
         for name in _names(known)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from byov.evaluation.scores import PAPER_MIN_COUNT
 from byov.report.drawing import canvas, styled
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
-from byov.reproduce.patching_runs import METHODS, Readings, beside, in_rows, label, readings, row
+from byov.reproduce.patching_runs import METHODS, Readings, in_rows, label, matching, readings, row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = tuple[float, float, float, float]
 
-SHOWN = ("vanilla", "dropout", "emp", "ecmp")
+SHOWN: tuple[str, ...] = ("vanilla", "dropout", "emp", "ecmp")
 COLUMNS = {"top5": "top-5 %", "top1": "top-1 %", "ece": "ECE %", "mce": "MCE %"}
 TABLE4: dict[str, Row] = {  # top-5, top-1, ECE and MCE in per cent
     "emp": (87.2, 67.0, 3.91, 6.83),
@@ -56,43 +56,43 @@ for _network, _last in (("ResNet", TABLE4), ("PyramidNet", TABLE6)):
 
 
 def about(found: Readings, paper: str) -> str:
-    """Say whose place our network and data take."""
+    """Describe our network and data, and what they replace."""
     one = next(iter(found.values()))[0]
     easy = (
-        " On digits nothing is overconfident, so there is little to calibrate: this only shows how the table is made."
+        " On digits no method is overconfident, so there is little to calibrate: this only shows how the table is made."
     )
     return (
-        f"Ours: {one['network']} on {one['data']}, in the place of the paper's {paper}; so the absolute numbers differ,"
-        " and what can agree is the order of the methods. Last epoch, 20 bins, bins of at most 5 samples removed."
+        f"Ours: {one['network']} on {one['data']}, instead of the paper's {paper}, so absolute numbers differ, and only"
+        " the order of the methods can agree. Last epoch, 20 bins, bins of at most 5 samples removed."
         + (easy if one["data"] == "digits" else "")
     )
 
 
 def under_all_draws(reading: dict[str, Any]) -> dict[str, float]:
-    """Return the scores under all draws; a plain network's only ones."""
+    """Return the scores under all draws, or the only ones of a plain network."""
     return reading["by_draws"][max(reading["by_draws"], key=int)]
 
 
 def score_of(found: Readings, method: str, key: str) -> float:
-    """Return a score of a method under all draws, mean over seeds."""
+    """Return a score of a method under all draws, averaged over seeds."""
     return mean(under_all_draws(reading)[key] for reading in found[method])
 
 
 def _percent(quantity: str, shares: Sequence[float], paper: float | None = None) -> Comparison:
-    """Compare the mean of shares, one of each seed, with the paper's per cent."""
+    """Compare the mean of shares, one per seed, with the paper's value in per cent."""
     values = [100 * share for share in shares]
     return Comparison(quantity, mean(values), paper, standard_error(values))
 
 
 def _scored(prefix: str, scores: Sequence[dict[str, float]], paper: Row | None) -> list[Comparison]:
-    """Compare every column of a row of a table; `scores` has one entry for each seed."""
+    """Compare every column of a row of a table; `scores` has one entry per seed."""
     theirs = paper or (None,) * len(COLUMNS)
     columns = zip(COLUMNS.items(), theirs, strict=True)
     return [_percent(f"{prefix}: {heading}", [own[key] for own in scores], p) for (key, heading), p in columns]
 
 
 def holds(ours: bool, theirs: bool) -> str:
-    """Say whether a claim of the paper's is true of ours as well."""
+    """Say whether a claim of the paper also holds for ours."""
     return "holds" if ours == theirs else "does not hold"
 
 
@@ -102,7 +102,7 @@ def holds(ours: bool, theirs: bool) -> str:
 def table(
     found: Readings, paper: dict[str, Row], overhead: dict[str, float], skip: tuple[str, ...] = ()
 ) -> list[Comparison]:
-    """Compare every method and column, then the claims that the paper makes of them."""
+    """Compare every method and column, followed by the paper's claims."""
     rows: list[Comparison] = []
     base = mean(reading["parameters"] for reading in found["vanilla"])
     for method in (name for name in found if row(found, name) not in skip):
@@ -117,9 +117,9 @@ def table(
 
 
 def claims(found: Readings, paper: dict[str, Row]) -> list[Comparison]:
-    """Compare with the claim: better calibrated than vanilla, and no less accurate."""
+    """Compare with the claim that a method is better calibrated than vanilla and no less accurate."""
     rows = []
-    for method in beside(found, ("ecmp", "emp", "dropout")):
+    for method in matching(found, ("ecmp", "emp", "dropout")):
         name, theirs = label(found, method), paper[row(found, method)]
         ratio, its = score_of(found, method, "ece") / score_of(found, "vanilla", "ece"), theirs[2] / paper["vanilla"][2]
         rows.append(Comparison(f"{name}: ECE over vanilla's", ratio, its, verdict=holds(ratio < 1, its < 1)))
@@ -146,11 +146,11 @@ def table6(context: Context) -> Outcome:
 # Tables 9 to 11 and Figure 6: over the number of draws
 
 SLIGHT = 0.5
-"""Points of ECE that are no significant difference; the paper's own are at most 0.15."""
+"""Points of ECE that count as no difference; the paper's own are at most 0.15."""
 
 
 def by_draws(found: Readings, method: str) -> list[Comparison]:
-    """Compare a method's scores at each S with both halves of its table, and then what draws gain."""
+    """Compare a method's scores at each S with both halves of its table, followed by the gains from draws."""
     rows: list[Comparison] = []
     for network, tables in BY_DRAWS.items():
         for s, paper in tables[row(found, method)].items():
@@ -160,7 +160,7 @@ def by_draws(found: Readings, method: str) -> list[Comparison]:
 
 
 def gains(found: Readings, method: str) -> list[Comparison]:
-    """Compare with D.6: more samples calibrate better and are more accurate, and the second hundred changes nothing."""
+    """Compare with D.6: more samples improve calibration and accuracy, and the second hundred changes nothing."""
     ours = {key: {s: 100 * mean(r["by_draws"][s][key] for r in found[method]) for s in ("1", "100", "200")}
             for key in ("top1", "ece")}  # fmt: skip
     ece, top1, rows = ours["ece"], ours["top1"], []
@@ -179,9 +179,9 @@ def gains(found: Readings, method: str) -> list[Comparison]:
 
 
 def _by_number_of_draws(context: Context, methods: tuple[str, ...]) -> Outcome:
-    """Compare all scores of one method at each S, or whether draws improve the calibration of several."""
+    """Compare all scores of one method at each S, or the gains from draws of several methods."""
     found = readings(context, in_rows(("vanilla", *methods)))
-    shown = beside(found, methods)
+    shown = matching(found, methods)
     if missing := [METHODS[name].label for name in methods if name not in {row(found, each) for each in shown}]:
         raise ValueError(f"There is no reading of {' or '.join(missing)}.")
     rows: list[Comparison] = []
@@ -210,18 +210,18 @@ STYLE: dict[str, dict[str, Any]] = {
     "ecmp": {"color": "#D55E00", "marker": "D"},
     "ecmp_bn": {"color": "#CC79A7", "marker": "v"},
 }
-"""Okabe and Ito's colours, which the colour-blind can tell apart."""
+"""Okabe and Ito's colours, which are safe for colour-blind readers."""
 
 
 def _style(found: Readings, method: str) -> dict[str, Any]:
-    """Return the style of the paper's row; a line of dots for what stands beside the row's own method."""
+    """Return the style of the paper's row, with dotted lines for other methods compared with that row."""
     own = row(found, method)
     return {**STYLE[own], **({} if method == own else {"linestyle": ":", "markerfacecolor": "none"})}
 
 
 @styled
 def _draw_by_number_of_draws(found: Readings, methods: Sequence[str]) -> Figure:
-    """Draw ECE over S, a line for each method, vanilla dashed."""
+    """Draw ECE over S, with a line for each method and a dashed line for vanilla."""
     figure, [[axes]] = canvas(5.0, 3.4)
     for method in methods:
         draws = sorted(int(s) for s in found[method][0]["by_draws"])
@@ -242,7 +242,7 @@ def _draw_by_number_of_draws(found: Readings, methods: Sequence[str]) -> Figure:
 
 
 def curve(seeds: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return mean confidence and accuracy of each bin, all seeds' samples together; leave out bins of few samples."""
+    """Return mean confidence and accuracy of each bin, pooling the samples of all seeds; skip bins with few samples."""
     confidence, accuracy = [], []
     for r in range(len(seeds[0]["diagram"]["count"])):
         bins = [{key: seed["diagram"][key][r] for key in ("count", "confidence", "accuracy")} for seed in seeds]
@@ -256,7 +256,7 @@ def curve(seeds: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
 
 @styled
 def draw_curves(found: Readings, methods: Sequence[str]) -> Figure:
-    """Draw accuracy over confidence, a line for each method."""
+    """Draw accuracy over confidence, with a line for each method."""
     figure, [[axes]] = canvas(4.4, 4.2)
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
     for method in methods:
@@ -269,28 +269,23 @@ def draw_curves(found: Readings, methods: Sequence[str]) -> Figure:
 
 def _curves(context: Context, methods: tuple[str, ...], paper: dict[str, Row], place: str) -> Outcome:
     found = readings(context, in_rows(methods))
-    shown = beside(found, methods)
+    shown = matching(found, methods)
     rows = []
     for name in shown:
         ours, theirs = 100 * score_of(found, name, "ece"), paper[row(found, name)][2]
         better = (ours < 100 * score_of(found, "vanilla", "ece")) == (theirs < paper["vanilla"][2])
-        told = f"{'' if better else 'not '}better calibrated than vanilla"
-        verdict = "" if name == "vanilla" else told
+        words = f"{'' if better else 'not '}better calibrated than vanilla"
+        verdict = "" if name == "vanilla" else words
         rows.append(Comparison(f"{label(found, name)}: ECE %", ours, theirs, verdict=verdict))
     curves = {name: dict(zip(("confidence", "accuracy"), curve(found[name]), strict=True)) for name in shown}
     return Outcome({"curves": curves}, rows, draw_curves(found, shown), about(found, place))
 
 
-@experiment("patching/figure4", "Calibration curves of ResNet-18 (CIFAR-100 for ImageNet)")
-def figure4(context: Context) -> Outcome:
-    return _curves(context, SHOWN, TABLE4, RESNET)
-
-
-@experiment("patching/figure5", "Calibration curves on CIFAR-100 (ResNet-18 for PyramidNet)")
-def figure5(context: Context) -> Outcome:
-    return _curves(context, SHOWN, TABLE6, PYRAMIDNET)
-
-
-@experiment("patching/figure7", "Calibration curves with and without a patched output layer (CIFAR-100 for ImageNet)")
-def figure7(context: Context) -> Outcome:
-    return _curves(context, ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp"), TABLE4, RESNET)
+ALL_SHOWN: tuple[str, ...] = ("vanilla", "dropout", "emp_bn", "emp", "ecmp_bn", "ecmp")
+for _name, _shown, _paper, _place, _title in (
+    ("figure4", SHOWN, TABLE4, RESNET, "of ResNet-18 (CIFAR-100 for ImageNet)"),
+    ("figure5", SHOWN, TABLE6, PYRAMIDNET, "on CIFAR-100 (ResNet-18 for PyramidNet)"),
+    ("figure7", ALL_SHOWN, TABLE4, RESNET, "with and without a patched output layer (CIFAR-100 for ImageNet)"),
+):
+    _run = partial(_curves, methods=_shown, paper=_paper, place=_place)
+    experiment(f"patching/{_name}", f"Calibration curves {_title}")(_run)

@@ -11,11 +11,11 @@ from byov.metrics import functional as metrics
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 from byov.reproduce.patching_accuracy import about, holds
 from byov.reproduce.patching_reading import PROTOCOL
-from byov.reproduce.patching_runs import Readings, beside, in_rows, label, readings, row
+from byov.reproduce.patching_runs import Readings, in_rows, label, matching, readings, row
 
 
 def _table_of(text: str) -> dict[str, dict[str, float]]:
-    """Return by method the mean ("") and the errors by corruption, in ImageNet-C's order."""
+    """Parse a table into the mean ("") and the errors by corruption of each method, in ImageNet-C's order."""
     rows = {method: [float(cell) for cell in cells] for method, *cells in map(str.split, text.strip().splitlines())}
     rows["vanilla"] = [100.0] * (1 + len(CORRUPTIONS))
     return {method: dict(zip(("", *CORRUPTIONS), cells, strict=True)) for method, cells in rows.items()}
@@ -36,17 +36,17 @@ ecmp     102  104  103  104  101  101  98.0 98.3 98.5 101  110 105  106 97.1 97.
 ecmp_bn  101  101  99.2 100  98.3 99.5 97.4 98.2 101  99.7 108 113  104 98.7 92.7 97.2
 dropout  100  98.7 98.1 97.0 100  96.4 98.9 101  101  99.9 106 114  102 97.1 93.8 94.8
 """)
-"""rmCE, then rCE by corruption. D.4 prints rCE with the model's own clean error in the denominator; what the table
-holds is Hendrycks & Dietterich's, with the vanilla network's (a test compares both), and so is ours."""
+"""rmCE, then rCE by corruption. D.4 defines rCE with the model's own clean error in the denominator, but the table
+follows Hendrycks & Dietterich, with that of the vanilla network (a test compares both). So do we."""
 PLACE = "ResNet-18 on ImageNet-C"
 
 
 def corruption_errors(found: Readings, method: str) -> list[dict[str, Any]]:
-    """Return mCE, relative mCE and both by corruption for each seed, in per cent of the same seed's vanilla network."""
+    """Return mCE, relative mCE and both by corruption for each seed, in per cent of that seed's vanilla network."""
     vanillas = {reading["seed"]: reading["errors"] for reading in found["vanilla"]}
     if missing := sorted({reading["seed"] for reading in found[method]} - vanillas.keys()):
         seeds = ", ".join(map(str, missing))
-        raise ValueError(f"Corruption errors are by seed, and there is no vanilla network of seed {seeds}.")
+        raise ValueError(f"Corruption errors are computed per seed, and there is no vanilla network of seed {seeds}.")
     return [_errors(reading["errors"], vanillas[reading["seed"]]) for reading in found[method]]
 
 
@@ -55,7 +55,7 @@ def _errors(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> dic
     clean, vanilla_clean = errors.pop("clean")[0], vanilla.pop("clean")[0]
     relative: dict[str, Any] = {}
     for name in errors:
-        # A corruption that does the vanilla network no harm has no relative error.
+        # The relative error is undefined for a corruption that does not harm the vanilla network.
         if sum(vanilla[name]) > len(vanilla[name]) * vanilla_clean:
             one, other = {name: errors[name]}, {name: vanilla[name]}
             relative |= metrics.relative_corruption_error(one, clean, other, vanilla_clean)
@@ -75,8 +75,8 @@ def compare(found: Readings, errors: dict[str, list[dict[str, Any]]], key: str, 
         theirs = paper.get(row(found, method), {})
         known = [e[key] for e in each if e[key] is not None]
         if known:
-            ours, told = mean(known), row(found, method) in ("emp", "ecmp")
-            verdict = holds(ours < 100, theirs[""] < 100) if told else ""
+            ours, claimed = mean(known), row(found, method) in ("emp", "ecmp")
+            verdict = holds(ours < 100, theirs[""] < 100) if claimed else ""
             name = f"{label(found, method)}: {words} %"
             rows.append(Comparison(name, ours, theirs.get(""), standard_error(known), verdict))
         for corruption in CORRUPTIONS if method != "vanilla" else ():
@@ -93,11 +93,11 @@ def compare(found: Readings, errors: dict[str, list[dict[str, Any]]], key: str, 
 
 def _table(context: Context, methods: tuple[str, ...] | None, key: str, paper: dict[str, dict[str, float]]) -> Outcome:
     found = readings(context, None if methods is None else in_rows(methods))
-    shown = list(found) if methods is None else beside(found, methods)
+    shown = list(found) if methods is None else matching(found, methods)
     errors = {method: corruption_errors(found, method) for method in shown}
     how = PROTOCOL[context.scale]
     images = (
-        "Our corruptions are made as CIFAR-10-C's, on the same images for every method: at most"
+        "Our corruptions are those of CIFAR-10-C, on the same images for every method: at most"
         f" {how['corruption_images']}, under {how['corruption_draws']} draws (the paper: 50,000 and 100)."
     )
     note = f"{about(found, PLACE)} {images}"

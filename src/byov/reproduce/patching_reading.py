@@ -1,4 +1,4 @@
-"""One network, read once for all tables: S = 1, 20, 100 and 200 in one pass of 200 draws, and under 15 corruptions."""
+"""Read a network once for all tables: S = 1, 20, 100 and 200 from one set of 200 draws, and 15 corruptions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PROTOCOL: dict[Scale, dict[str, Any]] = {
     "quick": {"draws": 200, "corruption_draws": 10, "corruption_images": 200, "stacked": 20},
     "full": {"draws": 200, "corruption_draws": 20, "corruption_images": 2000, "stacked": 20},
 }
-"""How a network is read. Corruption errors on fewer images: the same ones for all methods, 75 times each."""
+"""How a network is read. Corruption errors use fewer images, the same for all methods, since each is read 75 times."""
 
 BATCH = 2000
 
 
 def read(path: Path, context: Context, label: str) -> dict[str, Any]:
-    """Return all that the tables ask of the network of a run."""
+    """Return everything that the tables need from the network of a run."""
     how, seed = PROTOCOL[context.scale], context.seed
     root = context.root or read_header(path, ["train"]).config["data"]["root"]
     run = open_run(path, Reading(device=context.device, root=root, trust=context.trust))
@@ -47,7 +47,7 @@ def read(path: Path, context: Context, label: str) -> dict[str, Any]:
         "label": label,
         "data": run.data,
         "network": run.recipe.model.name,
-        "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),  # dropout's gates are not learned
+        "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),  # dropout's gates are not trained
         "by_draws": {str(s): scores(mean, labels) for s, mean in means.items()},
         "at_mean": scores(_at_mean(net, inputs), labels),
         "diagram": {key: value.tolist() for key, value in diagram._asdict().items()},
@@ -59,7 +59,7 @@ def read(path: Path, context: Context, label: str) -> dict[str, Any]:
 
 
 def standardised(run: Run, pixels: Tensor) -> Tensor:
-    """Return pixels in [0, 1] as the network takes them, in the layout in which convolutions are fastest."""
+    """Standardise pixels in [0, 1] for the network, in the memory layout in which convolutions are fastest."""
     mean, std = (torch.tensor(values, device=pixels.device).view(1, -1, 1, 1) for values in run.normalisation.values())
     return ((pixels.float() - mean) / std).contiguous(memory_format=torch.channels_last)
 
@@ -70,7 +70,7 @@ def running_means(
 ) -> dict[int, Tensor]:
     """Return the mean class probabilities (N, C) after each number of draws in `at`; a plain network has one draw.
 
-    Draw by draw over all inputs, so that weights are made once a draw; on a GPU compiled and in bfloat16.
+    Each draw of the weights is used for all inputs; on a GPU the network is compiled and runs in bfloat16.
     """
     device = inputs.device
     if not isinstance(net, BayesianModule):
@@ -98,7 +98,7 @@ def _at_mean(net: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def scores(probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return scores as shares, not per cent; ECE and MCE as in the paper's D.2 (bins of at most 5 samples removed)."""
+    """Return scores as shares, not per cent; ECE and MCE follow the paper's D.2 (bins of at most 5 samples removed)."""
     main, paper = main_scores(probs, labels), paper_scores(probs, labels)
     return {
         "top1": main["top1"],
@@ -112,10 +112,10 @@ def scores(probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def _corruption_errors(run: Run, how: dict[str, Any], seed: int) -> dict[str, list[float]]:
-    """Return top-1 errors by corruption, severity by severity; "clean" on the same images."""
+    """Return top-1 errors by corruption, one per severity; "clean" uses the same images."""
     assert run.data is not None
-    root, shape, device = run.reading.root, run.shape, str(run.reading.device)
-    sets, labels = corrupted(run.data, None if root is None else str(root), shape, how["corruption_images"], device)
+    device = str(run.reading.device)
+    sets, labels = corrupted(run.data, run.reading.root, run.shape, how["corruption_images"], device)
     errors: dict[str, list[float]] = {}
     for corruption, each in sets.items():
         for images in each:
@@ -126,22 +126,22 @@ def _corruption_errors(run: Run, how: dict[str, Any], seed: int) -> dict[str, li
 
 @lru_cache(maxsize=1)
 def corrupted(
-    name: str, root: str | None, shape: tuple[int | None, int | None, bool], limit: int, device: str
+    name: str, root: str | Path | None, shape: tuple[int | None, int | None, bool], limit: int, device: str
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """Return the corrupted test images, made once for all networks, as those of `byov evaluate` with seed 0."""
+    """Return the corrupted test images, shared by all networks; they equal those of `byov evaluate` with seed 0."""
     data = labelled(name, "test", root, *shape, limit=limit)
     shifts, _ = shifts_for("corruptions", data)
     sets: dict[str, list[Tensor]] = {}
     for corruption, severity in plan(shifts, SEVERITIES):
         moved = torch.cat(list(shifted(data.images, shifts.get(corruption), severity, 0, torch.device(device))))
-        # 11 bits, where the images had 8
+        # 11 bits are enough: the images had 8
         sets.setdefault(corruption, []).append(moved if corruption == CLEAN else moved.half())
     assert data.labels is not None
     return sets, data.labels.to(device)
 
 
 def _stacked(run: Run, inputs: Tensor, labels: Tensor, draws: int, seed: int) -> dict[str, Any] | None:
-    """Score stacking weights that were fitted on the held-out images; for EMP and explicit ensembles."""
+    """Fit stacking weights on the held-out images and score them, for EMP and explicit ensembles."""
     assert run.q is not None
     if not any(isinstance(factor.family, EMP | Ensemble) for factor in run.q.factors):
         return None

@@ -1,15 +1,15 @@
-"""The classifiers behind the patching paper's tables: every method and seed trained once, and read once for all tables.
+"""The classifiers behind the patching paper's tables; each method and seed is trained once and read once.
 
-    table = readings(context)        {method: [what one seed's network scored, …]}
+    table = readings(context)        {method: [the scores of one seed's network, …]}
 
-At scale "quick" small networks on digits (recipes/digits_paper.toml), at scale "full" ResNet-18 with the CIFAR stem on
-CIFAR-100 (recipes/cifar100_paper.toml): the network of the paper's Table 4 on the data of its Table 6. Settings are the
-paper's: Adam at its defaults, a constant learning rate, and the L2 penalty of appendix C.1. They matter: under a rate
-that goes to zero the patches of a layer come to agree, and a tuned weight decay leaves little overconfidence to repair.
-Where patches start, and how slowly they move apart, is ours (results/README.md has what it gains); the paper's own
-start, at random and no nearer to each other than that, is two methods more, `emp_paper` and `ecmp_paper`.
+Scale "quick" uses small networks on digits (recipes/digits_paper.toml); scale "full" uses ResNet-18 with the CIFAR stem
+on CIFAR-100 (recipes/cifar100_paper.toml), the network of the paper's Table 4 on the data of its Table 6. Settings are
+the paper's: Adam at its defaults, a constant learning rate, and the L2 penalty of appendix C.1. They matter: with a
+learning rate that decays to zero the patches of a layer come to agree, and a tuned weight decay leaves little
+overconfidence to repair. The start of the patches, and how slowly they move apart, is ours (results/README.md lists the
+gain); the paper's random start is available as two more methods, `emp_paper` and `ecmp_paper`.
 
-Runs of one's own take the place of all of these, whatever their settings: `_handed_in`.
+The user's runs replace all of these, whatever their settings: see `_given_readings`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from byov.reproduce.experiment import Context, Scale, plain
+from byov.evaluation.results import plain_json
+from byov.reproduce.experiment import Context, Scale
 from byov.reproduce.patching_reading import PROTOCOL, read
 from byov.reproduce.recipes import PLACE, load_here, runs_folder, settings_of, trained
 from byov.runs import read_header
@@ -38,15 +39,15 @@ SEEDS: dict[Scale, int] = {"quick": 1, "full": 3}
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the tables: its name, the recipe that it starts from, and what it changes in its [posterior]."""
+    """One row of the tables: its name, its recipe, and its changes to [posterior]."""
 
     label: str
     recipe: Literal["paper", "vanilla"] = "paper"
     changes: tuple[str, ...] = ()
     epochs: int = 1
-    """Times the recipe's number of epochs."""
+    """A multiple of the recipe's number of epochs."""
     row: str = ""
-    """The row of the paper's tables that it is read beside, where that is not the one of its own name."""
+    """The row of the paper's tables to compare with, if its name differs."""
 
 
 _PAPER = ("start=reset", "spread=0.0", "apart=none")
@@ -57,32 +58,32 @@ METHODS: dict[str, Method] = {
     "dropout": Method("dropout", "vanilla", ("family=dropout", "on=before-norm", "p=0.005")),
     "emp_bn": Method("EMP (BN)", changes=("family=emp", "on=norm")),
     "ecmp_bn": Method("ECMP (BN)", changes=("on=norm",)),
-    # "We initialize M and m randomly": the other components anew, as torch does, and nothing that holds them apart.
+    # "We initialize M and m randomly": the other components use torch's initialization, and nothing keeps them apart.
     "ecmp_paper": Method("ECMP (BN+out), as the paper starts it", changes=_PAPER, row="ecmp"),
     "emp_paper": Method("EMP (BN+out), as the paper starts it", changes=("family=emp", *_PAPER), row="emp"),
-    # From here on not in the paper's tables.
+    # The following are not in the paper's tables.
     "dropconnect": Method("DropConnect", "vanilla", ("family=dropconnect", "p=0.005")),
     "emp_ecmp": Method("EMP (BN) + ECMP (out)", changes=("family=emp", "on=norm", "output_family=ecmp")),
     "emp_dropout": Method(
         "EMP (BN) + dropout (out)", changes=("family=emp", "on=norm", "output_family=dropout", "p=0.1")
     ),
     "emp_learned": Method("EMP (BN+out), learned p", changes=("family=emp", "learn_probs=true")),
-    # Of its five members a step trains one: five times the epochs, so that each sees as many images as the others.
+    # A step trains one of its five members, so five times the epochs show each as many images as the others see.
     "ensemble": Method("explicit ensemble", "vanilla", ("family=ensemble",), epochs=5),
 }
-"""In the order in which they are trained: what the paper's claims are about comes first."""
+"""In the order of training: the methods of the paper's claims come first."""
 
 _ANY = ("on", "output_family", "sigma", "shared_sigma", "alternate")
 PATCHES = (*_ANY, "k", "start", "spread", "apart", "gain", "learn_probs", "zero")
 _MASKED = (*_ANY, "p")
 IDENTITY: dict[str, tuple[str, ...]] = {"none": (), "dropout": _MASKED, "dropconnect": _MASKED}
-"""By family, the settings of [posterior] that tell its runs apart; PATCHES for those with components."""
+"""By family, the settings of [posterior] that distinguish its runs; PATCHES for families with components."""
 
 
 def recipe(context: Context, method: str) -> Supervised:
-    """Return the whole recipe of a method, for the context's scale and seed."""
+    """Return the full recipe of a method for the context's scale and seed."""
     if method not in METHODS:
-        raise ValueError(f"A method is one of {', '.join(METHODS)}, not {method!r}.")
+        raise ValueError(f"The method must be one of {', '.join(METHODS)}, not {method!r}.")
     chosen, name = METHODS[method], f"{RECIPES[context.scale]}_{METHODS[method].recipe}"
     epochs = load_config(Supervised, name).train.epoch_count * chosen.epochs
     changes = (f"posterior.{change}" for change in chosen.changes)
@@ -90,12 +91,12 @@ def recipe(context: Context, method: str) -> Supervised:
 
 
 def seeds(context: Context) -> range:
-    """Return the seeds that every method is trained with."""
+    """Return the seeds of every method."""
     return range(context.seed, context.seed + SEEDS[context.scale])
 
 
 def _reading_protocol(context: Context, method: str) -> dict[str, Any]:
-    """Return what a reading depends on: how the network was trained and is read. Not where: it outlives its run."""
+    """Return what a reading depends on: how the network was trained and read, but not where: it outlives its run."""
     settings = flatten(to_dict(recipe(context, method)))
     return {**PROTOCOL[context.scale], "method": method, **{k: v for k, v in settings.items() if k not in PLACE}}
 
@@ -107,8 +108,7 @@ GAUSSIANS = (
     "train.log_var_lr",
     "train.log_var_optimizer",
 )
-"""Settings without a use here, where nothing is Gaussian and the penalty is L2: readings of before they had other
-defaults."""
+"""Settings unused here, since nothing is Gaussian and the penalty is L2; older readings have other defaults."""
 
 
 def _defaults() -> dict[str, Any]:
@@ -116,15 +116,15 @@ def _defaults() -> dict[str, Any]:
 
 
 def same_reading(before: Any, asked: dict[str, Any]) -> bool:
-    """Tell whether a reading's protocol is the one asked for: a setting that it lacks had its default."""
+    """Return whether a reading's protocol matches the requested one; missing settings have their default."""
     if not isinstance(before, dict):
         return False
-    known = {key: value for key, value in plain(_defaults()).items() if key in asked}
+    known = {key: value for key, value in plain_json(_defaults()).items() if key in asked}
     return all((known | before).get(key, ...) == asked.get(key, ...) for key in {*before, *asked} - {*GAUSSIANS})
 
 
 def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
-    """Return what the network of a method and seed scores; trained and read once, and kept beside the runs."""
+    """Return the scores of a method and seed, whose network is trained and read once; they are kept with the runs."""
     own = replace(context, seed=seed)
 
     def make() -> dict[str, Any]:
@@ -138,18 +138,18 @@ def reading(context: Context, method: str, seed: int) -> dict[str, Any]:
 
 
 def is_read(context: Context, method: str, seed: int) -> bool:
-    """Tell whether there is a reading of that method and seed; its run may be gone."""
+    """Return whether a method and seed has been read; its run may be gone."""
     shared = replace(context, out=runs_folder(context), seed=seed)
     return shared.find(f"{method}_seed{seed}", _reading_protocol(shared, method), same_reading) is not None
 
 
 def readings(context: Context, methods: Iterable[str] | None = None) -> Readings:
-    """Return the readings of methods, by default of all; train and read what is missing, all methods seed by seed.
+    """Return the readings of methods, by default all; train and read missing ones, all methods seed by seed.
 
-    Of a partial context they are those at hand: the first seeds of each method, no more than of the vanilla network.
+    A partial context returns only existing readings: the first seeds of each method, at most as many as of vanilla.
     """
     if context.runs:
-        return _handed_in(context)
+        return _given_readings(context)
     wanted, each = list(methods or METHODS), seeds(context)
     counts = dict.fromkeys(wanted, len(each))
     if context.partial:
@@ -164,31 +164,31 @@ def readings(context: Context, methods: Iterable[str] | None = None) -> Readings
 
 
 def label(found: Readings, method: str) -> str:
-    """Return the name of a method in a table, with the number of its seeds where others have more."""
+    """Return the label of a method in a table, with its number of seeds if others have more."""
     name, count = found[method][0]["label"], len(found[method])
     return name if count >= len(found["vanilla"]) else f"{name} [{count} seed{'s' * (count > 1)}]"
 
 
 def row(found: Readings, method: str) -> str:
-    """Return the row of the paper's tables that a method is read beside; "" where it has none."""
+    """Return the row of the paper's tables that a method is compared with; "" if there is none."""
     return found[method][0]["row"]
 
 
-def beside(found: Readings, rows: Iterable[str]) -> list[str]:
-    """Return the methods that are read beside these rows of the paper, in the rows' order."""
+def matching(found: Readings, rows: Iterable[str]) -> list[str]:
+    """Return the methods that are compared with these rows of the paper, in the order of the rows."""
     return [method for wanted in rows for method in found if row(found, method) == wanted]
 
 
 def in_rows(rows: Iterable[str]) -> list[str]:
-    """Return our methods for these rows of the paper: its own setting stands beside ours."""
+    """Return our methods for these rows of the paper, including the paper's own settings."""
     return [name for wanted in rows for name, method in METHODS.items() if (method.row or name) == wanted]
 
 
-def _handed_in(context: Context) -> Readings:
-    """Return readings of the user's own runs of `byov train`, whatever their settings.
+def _given_readings(context: Context) -> Readings:
+    """Return readings of the user's runs of `byov train`, whatever their settings.
 
-    A run with the posterior of a method is read as that method. Any other is labelled by what sets it apart from the
-    nearest method of its family, and read beside the same row of the paper, unless it is Bayesian elsewhere.
+    A run with the posterior of a method counts as that method. Any other is labelled by its differences from the
+    nearest method of its family, and compared with the same row of the paper unless other layers are Bayesian.
     """
     found: Readings = {}
     shared = replace(context, out=runs_folder(context))  # read once for all tables
@@ -202,16 +202,16 @@ def _handed_in(context: Context) -> Readings:
         seed = settings_of(run)["train.seed"]
         found.setdefault(words if changed else method, []).append({**each, **about, "seed": seed})
     if "vanilla" not in found:
-        raise ValueError("The runs given hold no vanilla network (posterior.family = none) to compare with.")
+        raise ValueError("The runs given include no vanilla network (posterior.family = none) to compare with.")
     for what in ("data", "network"):
         if len(several := {each[what] for readings in found.values() for each in readings}) > 1:
-            raise ValueError(f"A table compares runs of one {what}, not of {' and '.join(sorted(several))}.")
+            raise ValueError(f"A table needs runs with the same {what}, not {' and '.join(sorted(several))}.")
     order = [name for name in METHODS if name in found]
     return {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
 
 
 def _nearest(context: Context, run: Path) -> tuple[str, list[str]]:
-    """Return the method of a run's family that has most of its settings, and in which it differs."""
+    """Return the nearest method of a run's family, and the settings that differ."""
     settings = _posterior({**_defaults(), **settings_of(run)})
     candidates = []
     for name in METHODS:
@@ -221,13 +221,13 @@ def _nearest(context: Context, run: Path) -> tuple[str, list[str]]:
             changed = [f"{key} = {str(settings[key]).lower()}" for key in keys if settings[key] != asked[key]]
             candidates.append((len(changed), name, changed))
     if not candidates:
-        raise ValueError(f"The posterior of {run} is that of no method here: {', '.join(METHODS)}.")
+        raise ValueError(f"The posterior of {run} belongs to none of the methods {', '.join(METHODS)}.")
     _, name, changed = min(candidates, key=lambda candidate: candidate[0])
     return name, changed
 
 
 def _posterior(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of [posterior], with where components start in so many words."""
+    """Return the settings of [posterior], with automatic starts resolved."""
     found = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("posterior.")}
     if found["start"] == "auto":
         found["start"] = "reset" if found["family"] == "ensemble" else "copy"
@@ -237,5 +237,5 @@ def _posterior(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_digest(run: Path) -> str:
-    """Return the first 16 digits of the SHA-256 of a run's checkpoint."""
+    """Return the first 16 hex digits of the SHA-256 of a run's checkpoint."""
     return sha256(read_header(run).file.read_bytes()).hexdigest()[:16]

@@ -4,16 +4,15 @@ The paper's settings: one hidden layer of 50 ReLU units (Protein and Year: 100),
 the hidden layer (γ₀ = 0.2; dropout has masks in their place, the explicit ensemble neither), 4000 epochs of Adam at its
 defaults, batch 100, K = 5, dropout 0.005, τ_output = 0.1 at the target's own scale, 10,000 draws, the standard splits.
 
-The weight decay is the one setting that is chosen. The paper prints two (0.01 in D.7, 0.001/batch = 10⁻⁵ in C.1) and
-not the scale at which it fits the targets; here each split and family takes 10⁻², 10⁻³ or 10⁻⁴, on a held-out
-fifth of its training rows, after a quarter of the epochs: the strongest that is not worse than the best there by more
-than a standard error. Where the paper is silent: inputs and targets are
-standardised by the training rows; the decay is added to the gradient, as torch's Adam does; the minibatches of an
-epoch are of one size, at most 100; every member of the explicit ensemble is trained for all epochs, on the same
-minibatches.
+The weight decay is the only tuned setting. The paper gives two values (0.01 in D.7, 0.001/batch = 10⁻⁵ in C.1) but not
+the scale of the targets. Here each split and family chooses 10⁻², 10⁻³ or 10⁻⁴ on a held-out fifth of its training rows
+after a quarter of the epochs: the largest that is within a standard error of the best. Where the paper is silent,
+inputs and targets are standardised by the training rows; the decay is added to the gradient, as torch's Adam does; the
+minibatches of an epoch have equal size, at most 100; every member of the explicit ensemble is trained for all epochs,
+on the same minibatches.
 
-Energy and Naval have two targets, as the paper counts: one network with two outputs, RMSE over all entries, the log
-density of one target at a time, averaged.
+Energy and Naval have two targets, as in the paper: one network with two outputs, RMSE over all entries, and the log
+density per target, averaged.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ TAU, DRAWS = 0.1, 10_000
 DECAYS = (1e-2, 1e-3, 1e-4)
 JUDGED = ("ECMP", "EMP")
 CLAIMED = {"rmse": 8, "lpd": 9}
-"""Of ten sets, on how many D.7 says that EMP or ECMP is best. By its own Table 13 it is 8 there too, ties counted."""
+"""The number of the ten sets where EMP or ECMP is best according to D.7. By its own Table 13 it is 8, with ties."""
 HALF_DIGIT = 0.005
-"""The paper prints two digits."""
+"""Half of the last digit, since the paper prints two decimals."""
 
 Score = Literal["rmse", "lpd"]
 Numbers = tuple[tuple[float, float | None], ...]
-"""Mean and standard error over splits, for each of FAMILIES."""
+"""Mean and standard error over splits, for each family."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Entry:
     lpd: Numbers
     hidden: int = 50
     last: bool = False
-    """The last feature is the target, and the usual target a feature."""
+    """Whether the last feature is the target, and the usual target a feature."""
 
     def paper(self, score: Score, method: str) -> tuple[float, float | None]:
         return getattr(self, score)[list(FAMILIES).index(method)]
@@ -80,7 +79,7 @@ wine_red  0.60±0.02  0.62±0.02   0.63±0.01   0.88±0.06  -2.09±0.00  -2.09±
 yacht     1.59±0.23  1.60±0.28  12.90±1.26  29.48±5.14  -2.25±0.02  -2.22±0.05  -10.79±1.66  -5.24±0.36
 year      10.27      12.50       8.47        8.69       -5.70       -6.66        -5.66       -4.47
 """
-"""RMSE of ECMP, EMP, dropout and the ensemble, then their log densities."""
+"""RMSE of ECMP, EMP, dropout and the ensemble, followed by their log densities."""
 
 
 def _entry(line: str) -> Entry:
@@ -116,30 +115,30 @@ def _table(context: Context, score: Score) -> Outcome:
     }
     note = (
         f"EMP and ECMP reach the paper on {len(reached)} of {len(counted)} sets: not worse by more than two standard"
-        " errors of the difference (and half of the paper's last digit). ± is the standard error over splits."
+        " errors of the difference (plus half of the paper's last digit). ± is the standard error over splits."
     )
     if any(e.last for e in _shown(sets)):
         note += (
-            " The paper's numbers on Protein fit the last column of its file (F9) as the target, not the usual one"
-            " (RMSD): both are shown."
+            " The paper's numbers on Protein match the last column of its file (F9) as the target, not the usual one"
+            " (RMSD); both are shown."
         )
     return Outcome(data, comparisons, draw(sets, score), note)
 
 
 def entry_means(part: dict[str, Any], score: Score) -> dict[str, float]:
-    """Return each method's mean over splits."""
+    """Return the mean of each method over splits."""
     return {method: mean(part["methods"][method][score]) for method in FAMILIES}
 
 
 def best_of(means: dict[str, float], score: Score) -> list[str]:
-    """Return the best methods, at the two digits that the paper prints: several where they tie."""
+    """Return the best methods after rounding to two decimals, as in the paper; several if they tie."""
     rounded = {method: round(value, 2) for method, value in means.items()}
     best = min(rounded.values()) if score == "rmse" else max(rounded.values())
     return [method for method, value in rounded.items() if value == best]
 
 
 def claim(entries: dict[str, Entry], best: dict[str, list[str]], score: Score) -> Comparison:
-    """Compare with D.7's count of sets on which EMP or ECMP is best; judged by its own table on the sets at hand."""
+    """Compare the number of sets where EMP or ECMP is best with D.7, judged by the paper's table on the same sets."""
     ours = [title for title, methods in best.items() if set(methods) & set(JUDGED)]
     printed = {title: {m: entries[title].paper(score, m)[0] for m in FAMILIES} for title in best}
     theirs = [title for title, means in printed.items() if set(best_of(means, score)) & set(JUDGED)]
@@ -154,7 +153,7 @@ def _shown(sets: dict[str, Any]) -> list[Entry]:
 
 
 def compare(entry: Entry, method: str, score: Score, part: dict[str, Any]) -> Comparison:
-    """Set ours beside the paper's, better being lower for the RMSE and higher for the log density."""
+    """Compare our score with the paper's; a lower RMSE and a higher log density are better."""
     values = part["methods"][method][score]
     ours, error = mean(values), standard_error(values)
     paper, spread = entry.paper(score, method)
@@ -165,7 +164,7 @@ def compare(entry: Entry, method: str, score: Score, part: dict[str, Any]) -> Co
 
 
 def measure(context: Context) -> dict[str, Any]:
-    """Return every set's scores, split by split: what both tables are made of, kept beside them."""
+    """Return the scores of every set and split, which both tables share and cache."""
     shared = replace(context, out=context.out.parent / "regression")
     sets: dict[str, Any] = {}
     for file in dict.fromkeys(entry.file for entry in ENTRIES):
@@ -175,7 +174,7 @@ def measure(context: Context) -> dict[str, Any]:
         try:
             data = uci(file, context.root)
         except ValueError:
-            if file == "year":  # too large to come with the others
+            if file == "year":  # too large to be included
                 continue
             raise
         count = 5 if context.scale == "quick" else len(data.splits)
@@ -198,7 +197,7 @@ def measure(context: Context) -> dict[str, Any]:
 
 
 def _scores(context: Context, data: Table, entries: list[Entry], count: int, settings: Settings) -> dict[str, Any]:
-    """Train all splits of a set, for each choice of its target, in one go, and score them."""
+    """Train all splits of a set together, for each choice of its target, and score them."""
     start = monotonic()
     tables = [columns(data, entry) for entry in entries]
     X, y = (torch.cat(parts) for parts in zip(*tables, strict=True))
@@ -220,21 +219,21 @@ def _scores(context: Context, data: Table, entries: list[Entry], count: int, set
 
 
 def columns(data: Table, entry: Entry) -> tuple[Tensor, Tensor]:
-    """Return X (N, D) and y (N, T) of a row of the table."""
+    """Return X (N, D) and y (N, T) for a row of the table."""
     if entry.last:
         return torch.cat([data.y[:, None], data.X[:, :-1]], 1), data.X[:, -1:]
     return data.X, data.all_targets
 
 
 def scores(draws: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the RMSE over all entries, and the log density of one target at a time, averaged."""
+    """Return the RMSE over all entries, and the log density per target, averaged."""
     found = Predicted(draws, draws.new_full((target.shape[1],), TAU, dtype=torch.float64)).scores(target)
     return {"rmse": found["rmse"], "lpd": found["log_density"]}
 
 
 @styled
 def draw(sets: dict[str, Any], score: Score) -> Figure:
-    """Draw ours beside the paper's for every set: the ratio of the RMSEs, the difference of the log densities."""
+    """Draw the ratio of our RMSE to the paper's, or the difference of the log densities, for every set."""
     entries = _shown(sets)
     figure, [[axes]] = canvas(7.2, 0.9 + 0.5 * len(entries))
     for offset, (method, colour, marker) in enumerate(zip(FAMILIES, COLOURS, "osD^", strict=False)):
@@ -242,7 +241,7 @@ def draw(sets: dict[str, Any], score: Score) -> Figure:
             got = compare(entry, method, score, sets[entry.title])
             paper, error = entry.paper(score, method)[0], 2 * (got.error or 0.0)
             if score == "rmse" and paper < HALF_DIGIT:
-                continue  # the paper's 0.00 gives no ratio
+                continue  # no ratio to the paper's 0.00
             value, width = (got.ours / paper, error / paper) if score == "rmse" else (got.ours - paper, error)
             style: dict[str, Any] = {"fmt": marker, "color": colour, "markersize": 4.5, "linewidth": 1}
             label = method if row == 0 else None

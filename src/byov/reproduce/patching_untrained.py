@@ -1,14 +1,14 @@
-"""Tables 1 and 3 and Figure 3 of the patching paper, for which nothing is trained.
+"""Tables 1 and 3 and Figure 3 of the patching paper, which need no training.
 
-Tables 1 and 3: parameters and effective ensemble sizes, counted on the networks themselves.
+Tables 1 and 3: parameters and effective ensemble sizes, counted on the networks.
 
 Figure 3 (D.1): functions drawn from the prior under dropout and under EMP,
 
     y = B + Σ_h W_h sign(b_h + w_h x),      H = 100,   B, b ~ N(0, 20),   W, w ~ N(0, 5)
 
-The second number is read as a standard deviation. Dropout sets each W and w to 0 with probability ½; EMP has K = 5 sets
-of weights and biases, drawn from the same normals, and takes one for each layer. Every hidden unit is a step at
-x = −b/w, so that the finest detail a function can have is the number of its steps.
+The second number is taken as a standard deviation. Dropout sets each W and w to 0 with probability ½; EMP has K = 5
+sets of weights and biases, drawn from the same normals, and picks one for each layer. Every hidden unit is a step at x
+= −b/w, so the number of steps measures how fine the details of a function are.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ TABLE3 = {  # parameters in the MLP, in ResNet-18 and in PyramidNet
 
 
 def networks() -> dict[str, nn.Module]:
-    """Return the paper's three networks, without memory for their weights."""
+    """Return the paper's three networks on the meta device."""
     with torch.device("meta"):
         return {"MLP": table3_mlp(), "ResNet-18": create("resnet18", 1000), "PyramidNet": pyramidnet()}
 
 
 def counted() -> dict[str, dict[str, Row]]:
-    """Count by network and family, each where the paper has it: EMP and ECMP on norm and output layers."""
+    """Count by network and family, placed as in the paper: EMP and ECMP on norm and output layers."""
     found = {name: overhead(net, 5) for name, net in networks().items()}
     return {name: {row.family: row for row in rows if row.on != "norm"} for name, rows in found.items()}
 
@@ -65,7 +65,7 @@ def table1(context: Context) -> Outcome:
             verdict = "equal" if round(ours, 1) == theirs else "differs"
             rows.append(Comparison(f"{family} on {network}: million parameters", ours, theirs, verdict=verdict))
     data = {name: {family: vars(row) for family, row in each.items()} for name, each in found.items()}
-    return Outcome(data, rows, note="PBP and MNFG, the table's other rows, are no families of this library.")
+    return Outcome(data, rows, note="PBP and MNFG, the other rows of the table, are not part of this library.")
 
 
 @experiment("patching/table3", "Parameters and effective ensemble sizes of ensemble-based methods, K = 5")
@@ -102,7 +102,7 @@ class Steps(nn.Module):
 
 @torch.no_grad()
 def _fill(model: BayesianModule, scale: float, generator: Generator) -> None:
-    """Draw every centroid from the prior; `scale` is what the weights are kept by."""
+    """Draw every centroid from the prior, with the weights multiplied by `scale`."""
     factor = model.factors[0]
     for flat in factor.roles.values():
         for name, part in factor.layout.split(flat).items():
@@ -112,13 +112,13 @@ def _fill(model: BayesianModule, scale: float, generator: Generator) -> None:
 
 @torch.no_grad()
 def functions(kind: str, count: int, seed: int) -> Tensor:
-    """Draw `count` functions on the grid, each from a prior of its own and one draw of its assignment."""
+    """Draw `count` functions on the grid, each from newly drawn weights and one draw of the assignment."""
     generator = Generator().manual_seed(seed)
     found = []
     for _ in range(count):
         family = DropConnect(P) if kind == "dropout" else EMP(K)
         model = bayesianize(Steps(), family).eval()
-        # DropConnect keeps the mean, (1 − p) times the weight that is there when it is not dropped.
+        # DropConnect stores the mean, which is (1 − p) times the weight when not dropped.
         _fill(model, 1.0 - P if kind == "dropout" else 1.0, generator)
         with model.draw(generator=generator):
             found.append(model(X[:, None])[:, 0])
@@ -126,7 +126,7 @@ def functions(kind: str, count: int, seed: int) -> Tensor:
 
 
 def steps(values: Tensor) -> Tensor:
-    """Count how many steps each function has on the grid."""
+    """Count the steps of each function on the grid."""
     return (values.diff(dim=1).abs() > 1e-4).sum(1)
 
 
@@ -142,7 +142,7 @@ def figure3(context: Context) -> Outcome:
     verdict = "EMP expresses finer details" if ratio > 1 else "EMP does not express finer details"
     rows.append(Comparison("EMP's steps over dropout's", ratio, verdict=verdict))
     data = {"x": X.tolist(), **{kind: values.tolist() for kind, values in drawn.items()}}
-    note = "A unit is expressed where neither of its two weights is dropped, which happens to one in four."
+    note = "A unit contributes a step only if neither of its two weights is dropped, which holds for one in four."
     return Outcome(data, rows, _draw(drawn), note)
 
 

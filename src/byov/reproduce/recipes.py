@@ -1,4 +1,4 @@
-"""The recipes that experiments train by, and their runs: trained once, resumed where they stopped, found again."""
+"""The recipes of the experiments, and their runs, which are trained once, resumed if interrupted, and reused."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from byov.train.supervised import Supervised
 T = TypeVar("T", Pretrain, Supervised)
 
 PLACE = {"train.accelerator", "train.devices", *FREE}
-"""Settings that say where a run was trained: they do not make it another one."""
+"""Settings that say where a run was trained; runs that differ only in them are the same."""
 
 
 def load_here(context: Context, kind: type[T], name: str, *changes: str) -> T:
-    """Load a recipe of the repository for a context: with its seed, device and data folder, and its changes last."""
+    """Load a recipe of the repository with a context's seed, device and data folder, and its changes last."""
     place: list[str] = [f"train.accelerator={choose_device(context.device).type}", "train.devices=1"]
     place += [] if context.root is None else [f"data.root={context.root}"]
     return load_config(kind, name, [f"train.seed={context.seed}", *place, *changes, *context.changes])
 
 
 def runs_folder(context: Context) -> Path:
-    """Return the folder of the runs that all experiments of a paper share."""
+    """Return the folder of the runs shared by all experiments of a paper."""
     return context.out.parent / "runs" / context.scale
 
 
 def trained(context: Context, name: str, recipe: Pretrain | Supervised) -> Path:
-    """Return the folder of a recipe's finished run; train it, or continue training, where need be.
+    """Return the folder of a recipe's finished run, training it or resuming its training if necessary.
 
     Raises:
-        OutOfTime: where the context's time is up before the run is finished.
-        ValueError: where the folder holds a run of another recipe.
+        OutOfTime: if the context's time is up before the run is finished.
+        ValueError: if the folder holds a run of another recipe.
     """
     run = runs_folder(context) / f"{name}_seed{recipe.train.seed}"
     exists = (run / CHECKPOINT).exists()
@@ -58,6 +58,6 @@ def trained(context: Context, name: str, recipe: Pretrain | Supervised) -> Path:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return what a run was trained by: its recipe by dotted key, and its "kind"."""
+    """Return the recipe of a run by dotted key, and its "kind"."""
     header = read_header(run)
     return {**flatten(header.config), "kind": header.kind}

@@ -1,6 +1,6 @@
 "use strict";
-// Small charts in SVG: points, lines, intervals and ranges; values on hover, tap and arrow keys; drag to zoom.
-// A series in a shade of its model's colour: from the whole of it at 0 to little at 1.
+// Small SVG charts: points, lines, intervals and ranges; hover, tap or use arrow keys for values, drag to zoom.
+// The shade of a series runs from its model's full colour at 0 to a pale tint at 1.
 const shaded = (series) => (series.shade === undefined ? null : `--c: color-mix(in srgb, var(--c${series.colour % 6}) ${Math.round(100 - 65 * series.shade)}%, var(--card))`);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ function number(value, digits = 4) {
   return text.replace("-", "−");
 }
 
-// Round steps for an axis; powers of ten on a logarithmic one.
+// Round axis steps; powers of ten on a logarithmic axis.
 function ticks(low, high, wanted, log) {
   const decades = log ? Math.log10(high / low) : 0;
   if (decades > 0.7) {
@@ -86,10 +86,10 @@ const tip = {
   hide() { if (this.node) this.node.hidden = true; },
 };
 
-// A figure is drawn again whenever its width, its zoom or what is shown of it changes.
+// A chart is redrawn whenever its width, its zoom or its visible series change.
 // spec: {title, describe, x, y, series, height}; an axis: {label, log, domain, format, categories};
 // a series: {label, colour, dashed, line, band, points: [{x, y, low, high, left, right, inner, r, faint, tip: [lines]}]}:
-// low to high is a whisker, or with band a strip; left to right is one across; a faint point is in no line.
+// low to high is a vertical whisker, or a strip with band; left to right is a horizontal whisker; lines skip faint points.
 class Chart {
   constructor(host, spec) {
     this.host = host;
@@ -119,12 +119,12 @@ class Chart {
     this.draw();
   }
 
-  // One key for all series of a name: the seeds of a model come and go together.
+  // One legend entry per name, so the seeds of a model are toggled together.
   legend() {
     const names = new Map();
     this.spec.series.forEach((series, i) => names.set(series.label, [...(names.get(series.label) || []), i]));
     if (names.size < 2) return;
-    const list = make("div", { class: "legend", role: "group", "aria-label": "Shown series" }, this.host);
+    const list = make("div", { class: "legend", role: "group", "aria-label": "Series" }, this.host);
     for (const [name, members] of names) {
       const { colour, dashed } = this.spec.series[members[0]];
       const button = make("button", { type: "button", "aria-pressed": "true", class: `key c${colour % 6}`, style: shaded(this.spec.series[members[0]]) }, list);
@@ -154,14 +154,14 @@ class Chart {
     const longest = rows ? Math.max(...rows.map((name) => name.length)) : 0;
     const shown = spec.series.filter((_, i) => !this.hidden.has(i));
     const points = shown.flatMap((series) => series.points);
-    const [x0, x1] = this.zoom ? this.zoom.x : spec.x.domain || extent(points.flatMap((p) => [p.x, p.left, p.right]), spec.x.log, spec.x.log ? 0.03 : 0.03);
+    const [x0, x1] = this.zoom ? this.zoom.x : spec.x.domain || extent(points.flatMap((p) => [p.x, p.left, p.right]), spec.x.log, 0.03);
     const [y0, y1] = rows ? [rows.length - 0.4, -0.6] : this.zoom ? this.zoom.y : spec.y.domain || extent(points.flatMap((p) => [p.y, p.low, p.high]), spec.y.log);
     const marks = rows ? [] : ticks(y0, y1, 5, spec.y.log);
     const widest = Math.max(0, ...marks.map((value) => (spec.y.format || number)(value).length));
     const left = rows ? Math.min(longest * 6.3 + 14, width * 0.46) : 32 + widest * 6.4;
     const box = { left, right: width - 14, top: 12, bottom: height - 42 };
     const x = scale(x0, x1, box.left, box.right, spec.x.log), y = scale(y0, y1, box.bottom, box.top, spec.y.log);
-    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: "0", role: "img", "aria-label": `${spec.title}. ${spec.describe} Arrow keys read the values.` });
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: "0", role: "img", "aria-label": `${spec.title}. ${spec.describe} Use arrow keys to read the values.` });
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
     make("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 12 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
     this.axes(svg, box, x, y, [x0, x1], marks);
@@ -303,7 +303,7 @@ class Chart {
   }
 }
 
-// The same figure over the whole window.
+// The same chart, enlarged to the whole window.
 function enlarged(spec) {
   const dialog = document.getElementById("zoom");
   const body = dialog.querySelector(".zoom-body");

@@ -1,5 +1,5 @@
 "use strict";
-// A chart as a file: a picture with its title and key, or its numbers; a table as its cells.
+// Save a chart as an image with title and legend, or as numbers; save a table as its cells.
 const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "font-size", "font-family", "text-anchor", "visibility"];
 
 function exporters(chart) {
@@ -16,7 +16,7 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-// The style sheet stays behind, so every element takes along how it looks here.
+// The style sheet is not exported, so every element gets its computed style.
 function standalone(chart) {
   const keys = [...chart.host.querySelectorAll(".key[aria-pressed=true]")];
   const width = chart.width, inner = Number(chart.svg.getAttribute("height")), height = inner + 34 + 18 * keys.length;

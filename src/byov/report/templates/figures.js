@@ -1,5 +1,5 @@
 "use strict";
-// From the page's numbers to its charts: one function per section.
+// Make the charts from the page's numbers: one function per section.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const percent = (value, digits = 2) => (Number.isFinite(value) ? `${(100 * value).toFixed(digits)} %` : "–");
 const short = (value) => `${Number((100 * value).toPrecision(3))}`.replace("-", "−");
@@ -9,6 +9,7 @@ const MEASURES = {
   nll: { name: "NLL", axis: "NLL, nats", show: (v) => `${number(v)} nats`, format: number },
   mutual_information: { name: "Mutual information", axis: "mutual information, nats", show: (v) => `${number(v)} nats`, format: number },
 };
+const conditionTitle = (where) => (where === "clean" ? "Clean images" : "Shifted images, all shifts together");
 const label = (group) => DATA.groups[group].label;
 const series = (id) => DATA.series.find((each) => each.id === id);
 
@@ -17,7 +18,7 @@ function chosen(section, fallback) {
   return picked ? picked.dataset.measure : fallback;
 }
 
-// Of a model with a posterior, what is read at μ is dashed.
+// Readings at μ of a model with a posterior are dashed.
 const readAs = (id) => ({ label: series(id).label, colour: series(id).group, dashed: series(id).reading === "at_mean" && DATA.groups[series(id).group].posterior });
 
 const FIGURES = {
@@ -31,14 +32,14 @@ const FIGURES = {
         const name = `${row.clean ? "clean" : "shifted"}${pairs.length > 1 ? `, ${each.second.label}` : ""}`;
         if (!names.includes(name)) names.push(name);
         const [left, right] = row.interval || [];
-        const verdict = row.few ? "too few mistakes to tell" : row.sign ? (row.sign < 0 ? "better" : "worse") : row.interval ? "not told: the bar holds 0" : "nothing tells the noise";
+        const verdict = row.few ? "too few mistakes to tell" : row.sign ? (row.sign < 0 ? "better" : "worse") : row.interval ? "undecided: the bar includes 0" : "the noise is unknown";
         return { x: row.gap.value, y: names.indexOf(name), left, right, r: 5, faint: !row.sign, tip: [`${name} images: ${points(row.gap.value)}`, ...(row.interval ? [`bar ${points(left)} to ${points(right)}`] : []), verdict] };
       }),
     }));
     const ends = [0, ...lines.flatMap((line) => line.points.flatMap((p) => [p.x, p.left, p.right]))];
     return {
       title: `Difference in ECE${pairs.length > 1 ? "" : `, ${lines[0].label}`}`, row: 46, zero: true,
-      describe: "A dot for each difference and a bar of how far it is trusted; left of 0 the second model is better calibrated.",
+      describe: "A dot for each difference with its error bar; left of 0 the second model is better calibrated.",
       x: { label: "points; left of 0 is better", domain: extent(ends, false, 0.08), format: short },
       y: { label: "", categories: names }, series: lines,
     };
@@ -51,7 +52,7 @@ const FIGURES = {
         .filter((p) => Number.isFinite(p.y)).map((p) => ({ ...p, tip: [p.level ? `severity ${p.level}, mean over the shifts` : "clean", `${about.name} ${about.unit === "%" ? percent(p.y) : number(p.y)}`] })),
     }));
     return {
-      title: `${about.name} by severity`, describe: "The mean over the shifts at each severity; at 0 the clean images.",
+      title: `${about.name} by severity`, describe: "The mean over the shifts at each severity; severity 0 is the clean images.",
       x: { label: "severity (0: clean)", domain: [-0.15, 5.15], ticks: [0, 1, 2, 3, 4, 5] },
       y: { label: `${about.name}${about.unit ? `, ${about.unit}` : ""}`, format: about.unit === "%" ? short : number }, series: lines,
     };
@@ -60,10 +61,10 @@ const FIGURES = {
     const where = host.dataset.where, found = DATA.risk[where];
     const lines = Object.entries(found).map(([id, each]) => ({
       ...readAs(id),
-      points: each.points.map(([coverage, risk]) => ({ x: coverage, y: risk, r: 0, tip: [`of the ${percent(coverage, 0)} it is most confident of`, `${percent(risk)} are wrong`, `AURC ${percent(each.aurc)}`] })),
+      points: each.points.map(([coverage, risk]) => ({ x: coverage, y: risk, r: 0, tip: [`the ${percent(coverage, 0)} it is most confident about`, `${percent(risk)} are wrong`, `AURC ${percent(each.aurc)}`] })),
     }));
     return {
-      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together", describe: "The share of errors among the images a model is most confident of.",
+      title: conditionTitle(where), describe: "The error rate among the images that a model is most confident about.",
       x: { label: "images kept, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] }, y: { label: "errors among them, %", format: short }, series: lines,
     };
   },
@@ -93,8 +94,8 @@ const FIGURES = {
     }));
     const images = Object.values(found)[0].images;
     return {
-      title: where === "clean" ? "Clean images" : "Shifted images, all shifts together",
-      describe: `Accuracy against confidence in ${Object.values(found)[0].bins} bins of ${images.toLocaleString("en")} predictions per model; on the diagonal a model is calibrated.`,
+      title: conditionTitle(where),
+      describe: `Accuracy against confidence in ${Object.values(found)[0].bins} bins of ${images.toLocaleString("en")} predictions per model; a calibrated model lies on the diagonal.`,
       x: { label: "confidence, %", domain: [0, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] },
       y: { label: "accuracy, %", domain: [0, 1], format: short },
       diagonal: true, square: true, series: lines,
@@ -109,7 +110,7 @@ const FIGURES = {
     })));
     return {
       title: `${told.name} of the pruned network at μ, without retraining`,
-      describe: "The share of each layer's weights that was set to 0, against the score.",
+      describe: "The score against the share of each layer's weights set to 0.",
       x: { label: "weights set to 0, %", domain: [-0.02, 1], format: short, ticks: [0, 0.2, 0.4, 0.6, 0.8, 1] },
       y: { label: told.axis, format: told.format }, series: lines,
     };
@@ -121,13 +122,13 @@ const FIGURES = {
       label: label(each.group), colour: each.group, band: true,
       points: each.value.draws.map((s, i) => {
         const mean = each.value[measure].mean[i], reach = each.value[measure].deviation[i];
-        return { x: s, y: mean, low: mean - reach, high: mean + reach, tip: [`${s} ${s === 1 ? "draw" : "draws"}: ${told.name} ${told.show(mean)}`, `± ${told.show(reach)} with which draws`, ...(measure in each.value.at_mean ? [`at μ ${told.show(each.value.at_mean[measure])}`] : [])] };
+        return { x: s, y: mean, low: mean - reach, high: mean + reach, tip: [`${s} ${s === 1 ? "draw" : "draws"}: ${told.name} ${told.show(mean)}`, `± ${told.show(reach)} over sets of draws`, ...(measure in each.value.at_mean ? [`at μ ${told.show(each.value.at_mean[measure])}`] : [])] };
       }),
     }));
     const spread = [...lines.flatMap((line) => line.points.flatMap((p) => [p.low, p.high])), ...rules.map((rule) => rule.y)];
     return {
       title: `${told.name} of the mean of K draws`,
-      describe: "The score against the number of draws; the dotted line is the reading at the posterior mean.",
+      describe: "The score against the number of draws; the dotted line is the value at the posterior mean.",
       x: { label: "draws K", log: true, ticks: [1, 2, 5, 10, 20, 50, 100, 200].filter((s) => s <= Math.max(...DATA.convergence.flatMap((e) => e.value.draws))) },
       y: { label: told.axis, format: told.format, domain: extent(spread, false, 0.12) }, series: lines, rules,
     };
@@ -139,12 +140,12 @@ const FIGURES = {
       label: label(each.group), colour: each.group, line: false,
       points: each.value.filter((row) => row.shape.length > 1 && row[what]).map((row) => ({
         x: row[what][2], y: names.indexOf(row.name), left: row[what][0], right: row[what][4], inner: [row[what][1], row[what][3]],
-        tip: [row.name, `median ${number(row[what][2])}`, `middle half ${number(row[what][1])} to ${number(row[what][3])}`, `5 to 95 % ${number(row[what][0])} to ${number(row[what][4])}`, `${row.weights.toLocaleString("en")} weights`],
+        tip: [row.name, `median ${number(row[what][2])}`, `quartiles ${number(row[what][1])} and ${number(row[what][3])}`, `5 to 95 % ${number(row[what][0])} to ${number(row[what][4])}`, `${row.weights.toLocaleString("en")} weights`],
       })),
     }));
     return {
       title: what === "sigma" ? "σ, the standard deviation of the weights" : "SNR, |μ|/σ of the weights",
-      describe: "By layer: the median, the middle half and the range from 5 to 95 % of its weights.",
+      describe: "By layer: the median, the quartiles and the range from 5 to 95 % of its weights.",
       x: { label: what === "sigma" ? "σ" : "|μ|/σ", log: true }, y: { label: "", categories: names }, series: lines,
     };
   },
@@ -159,7 +160,7 @@ const FIGURES = {
     }));
     return {
       title: "R-AUROC by measure of uncertainty",
-      describe: "By measure: the value and its standard error over images.",
+      describe: "The value of each measure with its standard error over images.",
       x: { label: "R-AUROC" }, y: { label: "", categories: names }, series: lines,
     };
   },
@@ -184,11 +185,11 @@ const FIGURES = {
         return { x: k, y: value, low: value - reach, high: value + reach, r: 0, tip: [`${k} draws: ${words} ${number(value)}`, `± ${number(reach)} over bootstraps`] };
       }),
     }));
-    return { title: `${host.dataset.run}: ${words} of the chosen class`, describe: "Against the number of draws, a line per shift.", x: { label: "draws K" }, y: { label: words }, series: lines };
+    return { title: `${host.dataset.run}: ${words} of the chosen class`, describe: "By number of draws, with a line per shift.", x: { label: "draws K" }, y: { label: words }, series: lines };
   },
   training(host) {
     const curve = host.dataset.curve;
-    const words = { loss: "Loss", ssl: "Loss without labels", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
+    const words = { loss: "Loss", ssl: "Self-supervised loss", cross_entropy: "Cross-entropy", kl: "KL / N", accuracy: "Training accuracy", sigma: "Mean σ", snr: "Mean SNR", spread: "Spread of the features", lr: "Learning rate", beta: "β" };
     const lines = DATA.training.filter((each) => each.curves[curve]).map((each) => ({
       label: label(each.group), colour: each.group,
       points: each.curves[curve].map(([epoch, value]) => ({ x: epoch, y: value, r: 0, tip: [`seed ${each.seed}, epoch ${number(epoch)}`, `${words[curve] || curve} ${number(value)}`] })),

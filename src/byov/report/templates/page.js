@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, the heat map's choices, pictures, the theme, and the window for what is enlarged.
+// Sorting, the heat map's controls, images, the theme, and the dialog for enlarged content.
 function sortable(table) {
   const heads = [...table.querySelectorAll("thead th[data-sort]")];
   for (const head of heads) {
@@ -25,7 +25,7 @@ function sortable(table) {
   }
 }
 
-// The heat map's cells hold the chosen score at the chosen severity; the darker, the higher.
+// The heat map's cells show the chosen score at the chosen severity; darker is higher.
 function heat() {
   const table = document.getElementById("heat");
   if (!table) return;
@@ -55,7 +55,7 @@ function heat() {
   }
   document.getElementById("heat-low").textContent = known.length ? write(low) : "";
   document.getElementById("heat-high").textContent = known.length ? write(high) : "";
-  document.getElementById("heat-sense").textContent = `${told.name}${told.unit ? `, ${told.unit}` : ""}; ${told.more ? "more" : "less"} is better, the best of a row is bold.`;
+  document.getElementById("heat-sense").textContent = `${told.name}${told.unit ? `, ${told.unit}` : ""}; ${told.more ? "higher" : "lower"} is better; the best value of each row is bold.`;
   for (const head of table.querySelectorAll("th[aria-sort]")) head.removeAttribute("aria-sort");
 }
 
@@ -88,10 +88,10 @@ function theme() {
   const root = document.documentElement;
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches);
   const name = () => { button.setAttribute("aria-label", dark() ? "Light colours" : "Dark colours"); };
-  try { const kept = localStorage.getItem("byov-theme"); if (kept) root.dataset.theme = kept; } catch { /* a file may have no storage */ }
+  try { const kept = localStorage.getItem("byov-theme"); if (kept) root.dataset.theme = kept; } catch { /* local files may have no storage */ }
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("byov-theme", root.dataset.theme); } catch { /* likewise */ }
+    try { localStorage.setItem("byov-theme", root.dataset.theme); } catch { /* as above */ }
     name();
   });
   name();
