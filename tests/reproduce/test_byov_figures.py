@@ -157,6 +157,7 @@ def test_how_far_two_histories_end_apart() -> None:
 
     assert byov_posterior.log_ratio(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx(2.0)
     assert byov_posterior.log_ratio(one([1.0, 1.0]), one([10.0, 0.001]), "sigma_max", ["a"]) == pytest.approx(1.0)
+    assert byov_posterior.log_ratios(one([1.0, 1.0]), one([10.0, 0.001]), "snr_mean") == pytest.approx([1.0, -3.0])
 
 
 def test_less_is_better_for_calibration_and_more_for_accuracy() -> None:

@@ -19,7 +19,7 @@ from byov.evaluation.results import plain_json
 from byov.reproduce import patching_reading, patching_runs
 from byov.reproduce.experiment import Context, Outcome, discover
 from byov.reproduce.patching_accuracy import TABLE4, curve
-from byov.reproduce.patching_corruption import TABLE7, TABLE8, corruption_errors
+from byov.reproduce.patching_corruption import TABLE7, TABLE8, compare, corruption_errors
 from byov.reproduce.patching_runs import GAUSSIANS, METHODS, recipe, same_reading
 from byov.reproduce.patching_untrained import X, functions, steps
 from byov.train import supervised
@@ -142,6 +142,7 @@ def test_every_table_has_its_rows_beside_the_paper_s_numbers(outcomes: dict[str,
     }.items():
         assert rows[table, quantity].paper == paper
     weights, patched = 64 * 12 + 12 + 24 + 130, 24 + 130
+    eces = {(t, q.removesuffix(": ECE %")): row.ours for (t, q), row in rows.items() if q.endswith(": ECE %")}
     emp, ecmp = (rows["table7", f"{name} (BN+out): mCE %"].ours for name in ("EMP", "ECMP"))
     for (table, quantity), ours in {
         ("table4", "explicit ensemble: overhead %"): 400,
@@ -149,6 +150,10 @@ def test_every_table_has_its_rows_beside_the_paper_s_numbers(outcomes: dict[str,
         ("table4", "dropout: overhead %"): 0,
         ("table7", "vanilla: mCE %"): 100,
         ("table7", "EMP's mCE minus ECMP's, points"): emp - ecmp,
+        ("table4", "ECMP (BN+out): ECE over dropout's"): eces["table4", "ECMP (BN+out)"] / eces["table4", "dropout"],
+        ("figure7", "EMP (BN+out): ECE minus that of norms alone, points"): (
+            eces["figure7", "EMP (BN+out)"] - eces["figure7", "EMP (BN)"]
+        ),
     }.items():
         assert rows[table, quantity].ours == pytest.approx(ours)
 
@@ -258,6 +263,20 @@ def test_corruption_errors_are_relative_to_the_same_seed() -> None:
     assert found["rCE"] == pytest.approx({"fog": 80.0, "snow": 200.0})
     with pytest.raises(ValueError, match=r"^Corruption errors are .* there is no vanilla network of seed 2\.$"):
         corruption_errors({"vanilla": [other], "emp": [ours]}, "emp")
+
+
+def test_claims_of_the_text_are_judged_where_the_tables_contradict_it() -> None:
+    """Section 5: ECMP is below 100 in relative mCE (Table 8: 102), and below dropout. D.4: dropout gains nothing."""
+    found: Any = {m: [{"row": m, "label": METHODS[m].label}] for m in ("vanilla", "dropout", "ecmp")}
+    errors: Any = {m: [{"relative_mCE": v, "rCE": {}}] for m, v in (("dropout", 100.4), ("ecmp", 98.0))}
+    rows = {row.quantity: row for row in compare(found, errors, "relative_mCE", TABLE8)}
+    assert rows["ECMP (BN+out): relative mCE %"].verdict == "holds"
+    assert rows["dropout: relative mCE %"].verdict == "no advantage over vanilla; the paper: none"
+    assert rows["ECMP's relative mCE minus dropout's, points"].verdict == "holds"
+    errors["dropout"][0]["relative_mCE"] = 97.0
+    rows = {row.quantity: row for row in compare(found, errors, "relative_mCE", TABLE8)}
+    assert rows["dropout: relative mCE %"].verdict == "an advantage over vanilla; the paper: none"
+    assert rows["ECMP's relative mCE minus dropout's, points"].verdict == "does not hold"
 
 
 def test_the_paper_s_errors_by_corruption_have_its_means() -> None:

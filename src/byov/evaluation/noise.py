@@ -26,8 +26,9 @@ class NoiseVariance:
     """The variance over draws after each stage, averaged over its outputs, by stage, noise level and image.
 
     `correlation` holds Spearman's correlation of two stages over all images and noise levels. `variation` holds each
-    stage's relative standard deviation (std/mean) over the images at each noise level, which falls in the paper. Stages
-    that the draws do not change, because the posterior covers nothing up to them, are left out.
+    stage's relative standard deviation (std/mean) over the images at each noise level, our reading of appendix F,
+    where "variation in the variances decreases". Stages that the draws do not change, because the posterior covers
+    nothing up to them, are left out.
     """
 
     stages: list[str]

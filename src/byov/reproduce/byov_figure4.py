@@ -7,10 +7,11 @@ afterwards.
 Centre and right: the paper does not define "relative". Here it is BYOL's value minus BYOV's, in points, averaged over
 severities, so BYOV is better above 0, as in the "+2.83%" of Figure 2. According to section 4.3 and the poster, BYOV is
 better "everywhere except shearing and additive Gaussian noise"; numbers are given only for salt and pepper. The other
-augmentations appear only in the figure, so ours are judged by that sentence.
+augmentations appear only in the figure, so ours are judged by that sentence, at μ (the paper does not say whether its
+figure is at μ or under draws).
 
 "Up to 12% better accuracy with a 25% sparser model" (1.1) is taken as points of top-1 and of zeros: a network pruned by
-SNR to s + 25 % zeros, compared with one pruned by magnitude to s.
+SNR to s + 25 % zeros, compared with the same network pruned by magnitude to s. (Section 4.4 says "either model".)
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ WORSE = ("shear", "gaussian_noise")
 """The shifts where BYOL is better, according to the paper."""
 PAPER = {("clean", "ece"): 2.83, ("clean", "reliability"): 1.03}
 PAPER |= {("salt_and_pepper", "ece"): 2.4, ("salt_and_pepper", "reliability"): 1.2}
-"""The paper's lead of BYOV in points, from Figure 2 and the abstract."""
+"""The paper's lead of BYOV in points, from Figure 2 and the abstract, which prints 1.03 and 1.2 as "Brier": in
+Figure 2 the first is the reliability, so we read the second likewise."""
 
 
 @experiment("byov/figure4", "SNR and magnitude pruning; reliability and ECE under shift, compared with BYOL")

@@ -43,8 +43,8 @@ from byov.reproduce.byov_runs import (
 from byov.reproduce.experiment import Comparison, Context, Outcome, Scale, experiment
 from byov.runs import Run
 
-ALIKE = 0.01
-"""In decades: about two per cent."""
+ALIKE, TWOFOLD = 0.01, 0.3
+"""In decades: about two per cent, and twice as much."""
 DECADES = "Decades: the mean over layers of |log₁₀ of the ratio|"
 ALIGNED_DRAWS: dict[Scale, int] = {"quick": 200, "full": 1000}
 CONVERGENCE_LIMIT: dict[Scale, int | None] = {"quick": None, "full": 10_000}
@@ -77,6 +77,7 @@ def figure3(context: Context) -> Outcome:
         comparisons += [
             Comparison(f"{other} from {base}: mean σ of a layer, in decades", sigma),
             Comparison(f"{other} from {base}: mean SNR of a layer, in decades", snr, verdict=near),
+            _largest_snr(f"{other} from {base}", histories[base], histories[other]),
         ]
     points = aggregation(list(histories.values()))
     note = f"{DECADES} in the last epoch. {points} One seed; the paper shows lines and gives no numbers."
@@ -100,18 +101,33 @@ def figure6(context: Context) -> Outcome:
         encoder = [layer for layer in histories[first].layers if layer not in heads]
         sigma = log_ratio(histories[first], histories[last], "sigma_mean")
         comparisons.append(Comparison(f"mean σ of a layer, {first} to {last}, in decades", sigma))
-        for words, layers in (("encoder's", encoder), ("heads'", heads)):
-            if layers:
-                snr = log_ratio(histories[first], histories[last], "snr_mean", layers)
-                verdict = "a small change, as in the paper" if snr < 0.3 else "more than twofold"
-                comparisons.append(Comparison(f"mean SNR of the {words} layers, likewise", snr, verdict=verdict))
+        if encoder:
+            snr = log_ratio(histories[first], histories[last], "snr_mean", encoder)
+            verdict = "a small change, as in the paper" if snr < TWOFOLD else "more than twofold"
+            comparisons.append(Comparison("mean SNR of the encoder's layers, likewise", snr, verdict=verdict))
+        if heads:
+            change = mean(log_ratios(histories[first], histories[last], "snr_mean", heads))
+            verdict = "falls with β, as in the paper" if change < 0 else "does not fall with β, unlike in the paper"
+            comparisons.append(Comparison("log₁₀ of the heads' mean SNR, change", change, verdict=verdict))
+        comparisons.append(_largest_snr(f"{first} to {last}", histories[first], histories[last]))
     points = aggregation(list(histories.values()))
     note = f"{DECADES} in the last epoch. {points} One seed; the paper has lines."
     return Outcome(data, comparisons, layers_figure(histories, ("snr_mean", "snr_max")), note)
 
 
+def _largest_snr(between: str, a: LayerHistory, b: LayerHistory) -> Comparison:
+    largest = log_ratio(a, b, "snr_max")
+    verdict = "alike, as in the paper" if largest < TWOFOLD else "more than twofold, unlike in the paper"
+    return Comparison(f"{between}: largest SNR of a layer, in decades", largest, verdict=verdict)
+
+
 def log_ratio(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> float:
     """Return |log₁₀| of the ratio of two runs' final values, averaged over layers."""
+    return mean(map(abs, log_ratios(a, b, quantity, layers)))
+
+
+def log_ratios(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[str] | None = None) -> list[float]:
+    """Return log₁₀ of the final value of `b` over that of `a`, for each layer."""
     ends = []
     for history in (a, b):
         last = {layer: values[-1] for layer, values in zip(history.layers, getattr(history, quantity), strict=True)}
@@ -119,7 +135,7 @@ def log_ratio(a: LayerHistory, b: LayerHistory, quantity: str, layers: Sequence[
     common = [layer for layer in ends[0] if layer in ends[1] and (layers is None or layer in layers)]
     if not common:
         raise ValueError("The runs have no layers in common.")
-    return mean(abs(log10(ends[0][layer] / ends[1][layer])) for layer in common)
+    return [log10(ends[1][layer] / ends[0][layer]) for layer in common]
 
 
 # Draws

@@ -23,7 +23,7 @@ RECIPES: dict[Scale, str] = {"quick": "digits", "full": "cifar10_vit"}
 """recipes/digits_byov.toml, recipes/digits_train.toml and so on."""
 PRIORS = {"normal": "N(0, I)", "teacher-mean": "N(μ_T, I)", "teacher-normal": "N(μ_T, Σ_T)"}
 BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.03, 0.1, 1.0), "full": (0.03, 0.1, 1.0)}
-"""The final values of β; N is the number of weights. The paper uses 0.03 to 1.0."""
+"""The final values of β; N is the number of weights. The paper's text names 0.3 and 1.0."""
 
 
 def pretrained(context: Context, name: str, *changes: str, recipe: str = "") -> Path:
@@ -80,7 +80,7 @@ def byov_run(context: Context, prior: str = "normal", beta: float | None = None)
 
 
 def byol_run(context: Context) -> Path:
-    """Return a run of BYOL with the same recipe."""
+    """Return a run of BYOL with the same recipe, so without weight decay; the paper's BYOL keeps BYOL's own."""
     return pretrained(context, "byol", "posterior.family=none")
 
 
