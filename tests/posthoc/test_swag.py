@@ -146,6 +146,17 @@ def test_fit_validates_the_average_by_the_user_s_own_loss() -> None:
         )
 
 
+def test_fit_validates_after_the_first_step_too() -> None:
+    torch.manual_seed(0)
+    x, y, net = torch.randn(32, 6), torch.randint(3, (32,)), mlp()
+    swag = byov.SWAG(net)
+    history = byov.fit(swag, (x, y), epochs=3, validation=(x, y), lr=1e-2, progress=False)  # one batch an epoch
+    assert len(history.rows) == 3
+    once = byov.SWAG(net)
+    once.update()
+    assert torch.equal(once.posterior()(x), net(x))
+
+
 def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 6)

@@ -92,8 +92,8 @@ class SWAG(nn.Module):
 
         Its BatchNorm statistics are averages too. What is frozen stays a point. Following may go on.
         """
-        if self.steps < 2:
-            raise ValueError(f"SWAG has seen {int(self.steps)} steps of training: call update() after each of them.")
+        if self.steps < 1:  # one step is enough to validate by: its posterior is the network itself
+            raise ValueError("SWAG has seen 0 steps of training: call update() after each of them.")
         net = copy.deepcopy(unwrap(self.net))
         for value, average in zip(floating(net).values(), self._apart(self.mean), strict=True):
             value.copy_(average)
