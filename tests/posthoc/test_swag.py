@@ -157,6 +157,30 @@ def test_fit_validates_after_the_first_step_too() -> None:
     assert torch.equal(once.posterior()(x), net(x))
 
 
+class Masked(nn.Module):
+    """A buffer of −inf, as attention masks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) + self.mask).softmax(1)
+
+
+def test_an_infinite_buffer_stays_what_it_is() -> None:
+    net, x = Masked(), torch.randn(4, 6)
+    swag = byov.SWAG(net)
+    for _ in range(3):
+        net.linear.weight.data.add_(0.1)
+        swag.update()
+    model = swag.posterior()
+    assert torch.equal(model.net.mask, net.mask)
+    assert model(x).isfinite().all()
+    assert model.std()["linear.weight"].min() > 0.01
+
+
 def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 6)

@@ -82,7 +82,8 @@ class SWAG(nn.Module):
             self.to(values.device)
         self.steps += 1
         share = (self.eta + 1) / (self.steps + self.eta)
-        moved = values - self.mean
+        # A mask of −inf that stays has not moved, though −inf less itself is no number.
+        moved = torch.where(values == self.mean, 0.0, values - self.mean)
         self.mean.addcmul_(moved, share)
         self.variance.addcmul_(moved.square_(), share).mul_(1 - share)
 
