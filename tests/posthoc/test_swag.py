@@ -201,6 +201,8 @@ def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
         (lambda: byov.SWAG(byov.bayesianize(mlp())), "has a posterior already"),
         (lambda: byov.SWAG(mlp(), scale=-1.0), "scale is a number of at least 0, not -1"),
         (lambda: byov.SWAG(mlp(), eta=float("nan")), "eta is a number of at least 0, not nan"),
+        (lambda: byov.SWAG(mlp(), scale="wide"), "scale is a number of at least 0, not 'wide'"),
+        (lambda: byov.SWAG(nn.ReLU()), "ReLU has no weights"),
         (lambda: byov.SWAG(nn.LazyLinear(3)), "lazy parameters"),
         (lambda: byov.SWAG(mlp()).posterior(), r"has seen 0 steps of training: call update\(\)"),
     ],

@@ -62,8 +62,10 @@ class SWAG(nn.Module):
             raise ValueError("The network has a posterior already: SWAG follows a plain one.")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
             raise ValueError("The network has lazy parameters without a shape: call it once before SWAG.")
+        if not any(p.is_floating_point() for p in net.parameters()):
+            raise ValueError(f"{type(net).__name__} has no weights for SWAG to follow.")
         for name, value in {"scale": scale, "eta": eta}.items():
-            if not (isfinite(value) and value >= 0):
+            if not (isinstance(value, int | float) and isfinite(value) and value >= 0):
                 raise ValueError(f"SWAG's {name} is a number of at least 0, not {value!r}.")
         self.net, self.scale, self.eta = net, scale, eta
         values = self._values()
