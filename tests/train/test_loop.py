@@ -22,7 +22,7 @@ from byov.data import Batch
 from byov.posterior import log_var_rate
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import make_fabric
-from byov.train.loop import WIDE, Loop, Place, posterior_summary
+from byov.train.loop import CERTAIN, WIDE, Loop, Place, posterior_summary
 from byov.train.train_config import TrainConfig
 
 
@@ -380,3 +380,7 @@ def test_a_weight_without_spread_is_certain_and_raises_no_alarm() -> None:
     assert summary["snr"] > WIDE
     wide = posterior_summary(byov.bayesianize(net, byov.Gaussian(log_var=4.0)))
     assert wide["snr"] < WIDE
+    still = posterior_summary(
+        byov.bayesianize(torch.nn.Linear(4, 4), byov.Gaussian(log_var=-200.0))
+    )  # σ is not quite 0
+    assert still["snr"] == pytest.approx(CERTAIN)  # a log holds no infinity
