@@ -101,6 +101,14 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, variant: str) -> No
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
 
 
+def test_the_posterior_is_as_the_recipe_has_it() -> None:
+    changes = ["posterior.shared_draw=true", "posterior.prior_std=0.5", "posterior.log_var=-6"]
+    student = build(recipe(*changes), DataConfig(holdout=0.8).load(), 1, torch.device("cpu")).student
+    assert student.shared_draw
+    assert student.prior.std.item() == 0.5
+    assert student.q[0].family.log_var == -6
+
+
 def test_training_moves_what_it_should(tmp_path: Path) -> None:
     """Against the start: the means, the variances, the teacher and all running statistics."""
     torch.manual_seed(0)
