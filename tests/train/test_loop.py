@@ -63,6 +63,32 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
 
 
+def test_a_process_of_several_draws_anew_at_every_step_and_the_same_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a draw's noise is not the global generator's, but counted by calls, which a run in pieces has to continue."""
+    monkeypatch.setattr("byov.posterior.module.several_processes", lambda: True)
+    monkeypatch.setattr("byov.posterior.module.dist.get_rank", lambda: 1)
+    drawn: list[float] = []
+    noise = byov.Gaussian.noise
+
+    def watched(*args: Any) -> dict[str, torch.Tensor]:
+        found = noise(*args)
+        drawn.append(float(found["eps"][0]))
+        return found
+
+    monkeypatch.setattr(byov.Gaussian, "noise", watched)
+    config = replace(CONFIG, batch=16, accumulate=2)
+    assert with_posterior(tmp_path / "whole", config).fit()
+    whole, drawn[:] = [*drawn], []
+    piece = with_posterior(tmp_path / "pieces", replace(config, minutes=1e-9))
+    while not piece.fit():
+        piece = with_posterior(tmp_path / "pieces", replace(config, minutes=1e-9))
+        piece.resume()
+    assert drawn == whole
+    assert len(set(whole)) == len(whole) == 2 * piece.total
+
+
 def test_a_time_limit_is_none_where_it_comes_after_the_last_step(tmp_path: Path) -> None:
     assert make(tmp_path / "enough", replace(CONFIG, minutes=10.0)).fit() is True
     assert make(tmp_path / "last", replace(CONFIG, epochs=1, batch=35, minutes=1e-9)).fit() is True
