@@ -66,7 +66,7 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
 def test_a_process_of_several_draws_anew_at_every_step_and_the_same_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then a draw's noise is not the global generator's, but counted by calls, which a run in pieces has to continue."""
+    """There a draw's noise is counted by calls, and a run in pieces has to continue the count."""
     monkeypatch.setattr("byov.posterior.module.several_processes", lambda: True)
     monkeypatch.setattr("byov.posterior.module.dist.get_rank", lambda: 1)
     drawn: list[float] = []
