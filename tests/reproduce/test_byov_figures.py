@@ -176,3 +176,12 @@ def test_people_beside_models(context: Context, real_data: Path, monkeypatch: py
     assert not set(found["BYOL"]["spearman"]) & drawn  # BYOL has nothing to draw from
     assert set(found["BYOV"]["spearman"]) > without | drawn
     assert found["BYOV"]["images"] == 300
+
+
+def test_a_part_is_not_begun_after_the_deadline_and_data_are_looked_for_in_the_context_s_folder(tmp_path: Path) -> None:
+    late = Context(tmp_path, deadline=0.0, root="elsewhere")
+    with pytest.raises(OutOfTime):
+        late.kept("part", {}, dict)
+    replace(late, deadline=None).kept("part", {}, dict)
+    assert late.kept("part", {}, dict) == {}  # what is there takes no time
+    assert load_here(late, Pretrain, "digits_byov").data.root == "elsewhere"
