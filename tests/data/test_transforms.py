@@ -226,3 +226,11 @@ def test_the_paper_s_imagenet_is_read_as_224_of_256_pixels(tmp_path: Path) -> No
     assert np.abs(np.asarray(expected, int) - run.images.images[0].permute(1, 2, 0).numpy().astype(int)).max() <= 1
     assert run.load_own("holdout").images.shape[-1] == 28
     assert run.at_mean.mean.shape == (16, 2)
+
+
+def test_where_no_crop_fits_it_is_the_largest_central_one_of_an_allowed_aspect() -> None:
+    """All of the area at an aspect from 3/4 to 4/3 is taller than a strip of 4 × 16 pixels."""
+    tries, where = torch.rand(5, 2 * TRIES), torch.rand(5, 2)
+    for (height, width), expected in {(4, 16): (0, 5, 4, 5), (16, 4): (5, 0, 5, 4)}.items():
+        found = place_crops((1.0, 1.0), (3 / 4, 4 / 3), tries, where, height, width)
+        assert [set(each.tolist()) for each in found] == [{value} for value in expected]

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
 
+from byov.data.augmentations import augment
+from byov.evaluation import noise_variance
 from byov.evaluation.alignment import predictive_std
+from byov.evaluation.convergence import convergence
 from byov.evaluation.explore import explore
 from byov.evaluation.retrieval import run_measures
 from byov.report.figures import EXPLORED
@@ -59,6 +63,18 @@ def test_the_numbers_are_those_of_the_draws(runs: Path) -> None:
     assert made["alignment"][0]["pearson"] == pytest.approx(correlation)
 
 
+def test_noise_and_shifts_meet_the_network_as_it_was_trained(runs: Path) -> None:
+    run = open_run(runs / "byov", Reading(samples=3, limit=20, train_limit=60), "byov")
+    assert run.normalisation["mean"] is not None
+    wanted = noise_variance(run.q, run.pixels, samples=3, **run.normalisation)  # type: ignore[arg-type]
+    made = explore("noise", [run])["byov"]
+    assert np.array(made["variance"]) == pytest.approx(np.array(wanted.variance), rel=1e-4)
+    shifted = augment(run.pixels, "contrast", 3, torch.Generator().manual_seed(0))
+    expected = convergence(run.draws(shifted), range(1, 4), bootstraps=4)
+    made = explore("convergence", [run], bootstraps=4)["byov"]["contrast"]
+    assert np.array(made["mean"]) == pytest.approx(np.array(expected.mean), rel=1e-4)
+
+
 def test_a_representation_is_read_beside_foreign_images(runs: Path, call: Any, tmp_path: Path) -> None:
     random, name = np.random.default_rng(0), f"npz:{tmp_path / 'noise.npz'}"
     images = random.integers(0, 256, size=(30, 8, 8), dtype=np.uint8)
@@ -85,12 +101,13 @@ def test_people_are_compared_with_what_it_knows_without_labels(tmp_path: Path) -
     settings = ["data.name=cifar10", f"data.root={tmp_path}", "data.holdout=0", "model.encoder=convnet16"]
     settings += ["model.hidden=16", "model.outputs=8", "train.batch=20"]
     assert start(load_config(Pretrain, None, [*SHORT, *settings]), tmp_path / "run")
-    run = open_run(tmp_path / "run", Reading(samples=3, root=tmp_path, fit_samples=1), "run")
+    run = open_run(tmp_path / "run", Reading(samples=3, root=tmp_path, fit_samples=1, limit=40), "run")
     assert isinstance(run, Pretrained)
     made = explore("humans", [run], 4)
     found = made["run"]["spearman"]
     _, measures = run_measures(run, run.images.images)
     assert set(measures) | {"entropy_at_mean", "std"} <= set(found)
+    votes = votes[run.places.numpy()]
     share = votes / votes.sum(1, keepdims=True)
     people = -(share * np.log(share)).sum(1)
     assert len(EXPLORED["humans"](made).axes[0].get_xticklabels()) == len(found)

@@ -146,17 +146,54 @@ def test_fit_validates_the_average_by_the_user_s_own_loss() -> None:
         )
 
 
+def test_fit_validates_after_the_first_step_too() -> None:
+    torch.manual_seed(0)
+    x, y, net = torch.randn(32, 6), torch.randint(3, (32,)), mlp()
+    swag = byov.SWAG(net)
+    history = byov.fit(swag, (x, y), epochs=3, validation=(x, y), lr=1e-2, progress=False)  # one batch an epoch
+    assert len(history.rows) == 3
+    once = byov.SWAG(net)
+    once.update()
+    assert torch.equal(once.posterior()(x), net(x))
+
+
+class Masked(nn.Module):
+    """A buffer of −inf, as attention masks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) + self.mask).softmax(1)
+
+
+def test_an_infinite_buffer_stays_what_it_is() -> None:
+    net, x = Masked(), torch.randn(4, 6)
+    swag = byov.SWAG(net)
+    for _ in range(3):
+        net.linear.weight.data.add_(0.1)
+        swag.update()
+    model = swag.posterior()
+    assert torch.equal(model.net.mask, net.mask)
+    assert model(x).isfinite().all()
+    assert model.std()["linear.weight"].min() > 0.01
+
+
 def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 6)
     y = (x[:, 0] > 0).long()
     net = mlp()
     swag = byov.SWAG(net)
-    history = byov.fit(swag, [(x, y)] * 4, epochs=6, lr=1e-2, validation=[(x, y)], progress=False)
+    held = torch.where(torch.arange(64) < 26, y, 1 - y)  # what is learned does not hold there: the first is the best
+    history = byov.fit(swag, [(x, y)] * 4, epochs=6, lr=1e-2, validation=[(x, held)], progress=False)
+    assert history.best < len(history.rows)
     assert int(swag.steps) == 4 * history.best
     model = swag.posterior()
     probs = byov.predict(model, x, samples=8, generator=torch.Generator().manual_seed(0)).mean
-    nll = -probs[torch.arange(64), y].log().mean()
+    nll = -probs[torch.arange(64), held].log().mean()
     assert nll == pytest.approx(history.rows[history.best - 1]["nll"], rel=1e-3)
 
 
@@ -166,6 +203,8 @@ def test_fit_follows_and_keeps_the_likeliest_epoch() -> None:
         (lambda: byov.SWAG(byov.bayesianize(mlp())), "already has a posterior"),
         (lambda: byov.SWAG(mlp(), scale=-1.0), "scale is a number of at least 0, not -1"),
         (lambda: byov.SWAG(mlp(), eta=float("nan")), "eta is a number of at least 0, not nan"),
+        (lambda: byov.SWAG(mlp(), scale="wide"), "scale is a number of at least 0, not 'wide'"),
+        (lambda: byov.SWAG(nn.ReLU()), "ReLU has no weights"),
         (lambda: byov.SWAG(nn.LazyLinear(3)), "lazy parameters"),
         (lambda: byov.SWAG(mlp()).posterior(), r"has seen 0 training steps: call update\(\)"),
     ],

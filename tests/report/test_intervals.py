@@ -27,6 +27,14 @@ def test_seeds_are_compared_by_welch_and_two_readings_of_the_same_runs_in_pairs(
         over_seeds([1.0], [1.0, 2.0])
 
 
+@pytest.mark.filterwarnings("error")
+def test_equal_scores_on_one_side_are_no_cause_for_a_warning() -> None:
+    found = over_seeds([0.97, 0.97, 0.97], [0.96, 0.98, 0.97])
+    reach = stats.t.ppf(0.975, 2) * np.std([0.96, 0.98, 0.97], ddof=1) / 3**0.5
+    assert (found.low, found.high) == pytest.approx((-reach, reach))
+    assert over_seeds([1.0, 2.0, 3.0], [3.0, 4.0, 5.0], paired=True) == Interval(2.0, 2.0, 2.0, "seeds")
+
+
 def test_an_interval_tells_on_which_side_of_0_it_lies() -> None:
     signs = [Interval(0, low, high).sign for low, high in ((-2.0, -1.0), (-1.0, 1.0), (1.0, 2.0), (None, None))]
     assert signs == [-1, 0, 1, None]

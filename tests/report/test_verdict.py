@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byov.evaluation.rows import Row
+from byov.report.content import cost
 from byov.report.groups import group
 from byov.report.sources import ReportedRun
 from byov.report.verdict import rounded_up, verdict
@@ -85,6 +86,20 @@ def test_several_seeds_decide() -> None:
     assert answer(*byol, *noisy) == "No difference beyond noise, neither on clean nor on shifted images."
     assert answer(*byol, *mixed) == "Clean images: no difference beyond noise.\nShifted images: no, it is worse."
     assert answer(*noisy, *byol) == answer(*byol, *noisy)  # whatever comes first, BYOL is what BYOV is held against
+
+
+def test_draws_are_held_against_the_mean_run_by_run() -> None:
+    """Seeds differ by far more than the two readings of each: pairs tell them apart."""
+    runs = seeds("byov", True, [0.03, 0.06, 0.09], [0.10, 0.20, 0.30])
+    for i, run in enumerate(runs):
+        rows = run.evaluation["rows"]
+        less = [{**row.under_draws, "ece": row.at_mean["ece"] - 0.010 - 0.001 * i} for row in rows]
+        run.evaluation["rows"] = [replace(row, under_draws=scores) for row, scores in zip(rows, less, strict=True)]
+    found = verdict(group(runs))
+    gap = found["comparisons"][0]["rows"][0]["gap"]
+    assert (gap["value"], gap["over"]) == (pytest.approx(-0.011), "seeds")
+    assert gap["high"] == pytest.approx(-0.011 + 4.302653 * 0.001 / 3**0.5)  # Student's t of two degrees
+    assert found["answer"].startswith("Yes, on clean and on shifted images")
 
 
 def test_one_run_each_is_told_beyond_twice_the_reach_over_images() -> None:
@@ -226,3 +241,10 @@ def test_seeds_are_one_group_and_settings_are_not() -> None:
     groups = group([run("a", 0, 0.1), run("b", 1, 0.1), run("c", 0, 1.0)])
     assert [[member.name for member in each.runs] for each in groups] == [["a", "b"], ["c"]]
     assert [each.label for each in groups] == ["BYOV, beta_end 0.1", "BYOV, beta_end 1.0"]
+
+
+def test_draws_of_a_last_layer_cost_one_pass() -> None:
+    run = evaluated("byov", True, 0.1, 0.2)
+    assert [each["passes"] for each in cost(group([run]))] == ["30"]
+    run.parts["strategy"] = "head"
+    assert [each["passes"] for each in cost(group([run]))] == ["1, and 30 of the head"]

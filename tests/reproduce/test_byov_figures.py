@@ -32,7 +32,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Everything at scale quick, but with a handful of steps, draws and bootstraps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(byov_runs.BETAS, "quick", (0.05, 0.1))
-        patch.setattr(byov_accuracy, "ROWS", byov_accuracy.ROWS[1:3])
+        patch.setattr(byov_accuracy, "ROWS", (*byov_accuracy.ROWS[1:3], byov_accuracy.ROWS[6]))
         patch.setattr(byov_runs, "Reading", few)
         patch.setitem(byov_posterior.ALIGNED_DRAWS, "quick", 4)
         patch.setitem(byov_posterior.CONVERGENCE_LIMIT, "quick", 30)
@@ -95,12 +95,14 @@ def test_the_figures_about_draws(context: Context) -> None:
 
 def test_table_1_leaves_parts_as_points(context: Context) -> None:
     outcome = checked(byov_accuracy.table1(context))
-    assert [row["paper"]["top1"] for row in outcome.data["rows"]] == [73.68, 73.97]
-    assert [c.paper for c in outcome.comparisons] == pytest.approx([-2.29, -0.97, -2.0, -0.88])
+    assert [row["paper"]["top1"] for row in outcome.data["rows"]] == [73.68, 73.97, 72.60]
+    assert [c.paper for c in outcome.comparisons] == pytest.approx([-2.29, -0.97, -2.0, -0.88, -3.37, -1.48])
     run = context.out.parent / "runs" / "quick" / "vit_no-norm-no-conv_normal_rising_seed0"
     layers = json.loads((run / "layers.jsonl").read_text().splitlines()[0])["layers"]
     assert not any("norm" in layer or "patch_embed" in layer for layer in layers)
     assert any("qkv" in layer for layer in layers)
+    constant = read_header(run.with_name("vit_linear-only_normal_constant_seed0")).config["posterior"]
+    assert (constant["beta_start"], constant["beta_schedule"]) == (constant["beta_end"], "constant")
 
 
 def test_a_run_that_stopped_is_taken_up_and_another_recipe_is_refused(context: Context) -> None:
@@ -194,3 +196,12 @@ def test_people_beside_models(context: Context, real_data: Path, monkeypatch: py
     assert not set(found["BYOL"]["spearman"]) & drawn  # BYOL has nothing to draw from
     assert set(found["BYOV"]["spearman"]) > without | drawn
     assert found["BYOV"]["images"] == 300
+
+
+def test_a_part_is_not_begun_after_the_deadline_and_data_are_looked_for_in_the_context_s_folder(tmp_path: Path) -> None:
+    late = Context(tmp_path, deadline=0.0, root="elsewhere")
+    with pytest.raises(OutOfTime):
+        late.kept("part", {}, dict)
+    replace(late, deadline=None).kept("part", {}, dict)
+    assert late.kept("part", {}, dict) == {}  # what is there takes no time
+    assert load_here(late, Pretrain, "digits_byov").data.root == "elsewhere"

@@ -25,7 +25,10 @@ def test_two_priors_are_alike_or_they_are_not() -> None:
     def scored(top1: float) -> byov_accuracy.Measured:
         return {score: [top1, 0.001] for score in byov_accuracy.SHOWN}
 
-    for other, verdict in ((0.702, "little difference, as in the paper"), (0.72, "a clear difference, unlike in the paper")):
+    for other, verdict in (
+        (0.702, "little difference, as in the paper"),
+        (0.72, "a clear difference, unlike in the paper"),
+    ):
         grid = {"normal": {"1": scored(0.7)}, "teacher-mean": {"1": scored(other)}}
         row = byov_accuracy.compare(scored(0.7), grid)[-1]
         assert (row.quantity, row.verdict) == ("N(0, I), top-1 %: better than N(μ_T, I) by", verdict)

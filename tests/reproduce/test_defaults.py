@@ -13,6 +13,7 @@ from byov.reproduce import defaults, defaults_methods
 from byov.reproduce.defaults_methods import METHODS, Read
 from byov.reproduce.defaults_scores import regressed, uncertainties
 from byov.reproduce.defaults_sets import Place
+from byov.reproduce.experiment import Context
 
 DIGITS = Place("digits", 0, None)
 
@@ -63,6 +64,27 @@ def test_every_method_is_read_and_a_temperature_changes_no_class(monkeypatch: py
     truth = mean.gather(1, DIGITS.task().test_y[:, None]).log().mean()
     assert found["ensemble of 5"]["test_nll"] == pytest.approx(-float(truth), rel=1e-5)
     assert Read.ensemble([Read({}, 1.0), Read({}, 0.25)]).precision == pytest.approx(1 / 2.5)
+
+
+def test_a_part_of_an_older_byov_is_measured_again_with_all_methods(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def measure(place: Place, seed: int) -> dict[str, dict[str, float]]:
+        asked.append(seed)
+        return {method: {"test_nll": float(seed)} for method in METHODS}
+
+    context = Context(tmp_path)
+    about = {**defaults.protocol(), "set": "digits", "split": 0}
+    context.kept("digits_seed0", about, lambda: {"plain": {"test_nll": 9.0}})  # before there was SWAG
+    monkeypatch.setattr(defaults, "measure", measure)
+    found = defaults.readings(context, "digits")
+    assert asked == [0, 1, 2, 3, 4]
+    assert {len(scores) for scores in found.values()} == {5}
+    assert defaults.difference(found, defaults.DEFAULT, "plain", "test_nll")[0] == 0.0
+    assert defaults.readings(context, "digits") == found
+    assert len(asked) == 5  # kept now
 
 
 def test_a_difference_counts_beyond_its_error() -> None:

@@ -16,6 +16,7 @@ from torch import Generator, nn
 
 import byov
 from byov.evaluation.results import plain_json
+from byov.metrics import functional as metrics
 from byov.reproduce import patching_reading, patching_runs
 from byov.reproduce.experiment import Context, Outcome, discover
 from byov.reproduce.patching_accuracy import TABLE4, curve
@@ -47,6 +48,21 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def run(context: Context, name: str) -> Outcome:
     return discover()[name].run(replace(context, out=context.out.parent / name.partition("/")[2]))
+
+
+def test_scores_follow_the_paper_s_protocol() -> None:
+    generator = Generator().manual_seed(0)
+    probs = (2 * torch.randn(400, 10, generator=generator)).softmax(1)
+    labels = torch.randint(10, (400,), generator=generator)
+    assert patching_reading.scores(probs, labels) == {
+        "top1": pytest.approx(metrics.accuracy(probs, labels).item()),
+        "top5": pytest.approx(metrics.accuracy(probs, labels, top_k=5).item()),
+        "ece": pytest.approx(metrics.calibration_error(probs, labels, 20, "l1", 6).item()),
+        "mce": pytest.approx(metrics.calibration_error(probs, labels, 20, "max", 6).item()),
+        "ece15": pytest.approx(metrics.calibration_error(probs, labels, 15).item()),
+        "nll": pytest.approx(metrics.nll(probs, labels).item()),
+        "brier": pytest.approx(metrics.brier_score(probs, labels).item()),
+    }
 
 
 # Counts

@@ -13,6 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import byov
+from byov.data.config import DataConfig
 from byov.runs import CHECKPOINT, Reading, Run, open_run, read_header
 from byov.runs.header import is_table
 from byov.runs.run import digest
@@ -40,6 +41,22 @@ def test_a_run_says_what_it_is(runs: Path, name: str, kind: str) -> None:
     kept, held = run.load_own("train"), run.load_own("holdout")  # which the recipe leaves out
     assert len(kept) + len(held) == len(run.load("train"))
     assert len(held) == pytest.approx(0.8 * len(run.load("train")), abs=5)
+
+
+def test_its_own_data_are_looked_for_where_the_reading_says(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    load = DataConfig.load
+
+    def watched(config: DataConfig, *split: str) -> Any:
+        asked.append(config.root)
+        return load(config, *split)
+
+    monkeypatch.setattr(DataConfig, "load", watched)
+    opened(runs, "bbb").load_own("test")
+    opened(runs, "bbb", root=tmp_path).load_own("test")
+    assert asked == [None, str(tmp_path)]
 
 
 @pytest.mark.parametrize("name", ["byov", "bbb"])

@@ -92,12 +92,14 @@ TWO = {"0.weight": byov.Gaussian(relative=0.1), "3.bias": byov.EMP(2)}
 def test_other_families_priors_dtypes_and_frozen_weights_travel(rules: Any, prior: Any, tmp_path: Path) -> None:
     net = mlp().double()
     net[0].bias.requires_grad_(False)
-    model = byov.bayesianize(net, rules, **({} if prior is None else {"prior": prior}))
+    model = byov.bayesianize(net, rules, shared_draw=True, **({} if prior is None else {"prior": prior}))
     shake(model)
     if isinstance(prior, byov.TeacherMean | byov.TeacherNormal):
         prior.ema.update(model, 0.9)
     model.save_pretrained(tmp_path)
-    same(model, byov.load(tmp_path, mlp()), torch.randn(3, 6, dtype=torch.float64))
+    loaded = byov.load(tmp_path, mlp())
+    same(model, loaded, torch.randn(3, 6, dtype=torch.float64))
+    assert loaded.shared_draw
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, variant: str) -> No
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
 
 
+def test_posterior_and_views_are_as_recipe_and_data_have_them() -> None:
+    changes = ["posterior.shared_draw=true", "posterior.prior_std=0.5", "posterior.log_var=-6"]
+    data = DataConfig(holdout=0.8).load()
+    module = build(recipe(*changes), data, 1, torch.device("cpu"))
+    assert (module.views.mean, module.views.std) == (data.mean, data.std)
+    assert data.mean is not None
+    student = module.student
+    assert student.shared_draw
+    assert student.prior.std.item() == 0.5
+    assert student.q[0].family.log_var == -6
+
+
 def test_training_moves_what_it_should(tmp_path: Path) -> None:
     """Against the start: the means, the variances, the teacher and all running statistics."""
     torch.manual_seed(0)

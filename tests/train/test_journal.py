@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def test_a_pipe_in_the_place_of_a_log_is_refused_at_once(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "layers.jsonl")
     with pytest.raises(FileExistsError, match=r"layers\.jsonl is not the log of a run"):
         write(tmp_path, 0, range(1, 2))
+
+
+def test_the_hook_for_threads_is_put_back(tmp_path: Path) -> None:
+    before = threading.excepthook
+    write(tmp_path, 0, range(1, 3))
+    assert threading.excepthook is before
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "tensorboard").write_text("no folder")
+    with pytest.raises(OSError, match="tensorboard"), Journal(tmp_path / "b", 0, 20, 4, True):
+        pass
+    assert threading.excepthook is before
 
 
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from byov.data import Batch
 from byov.posterior import log_var_rate
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import make_fabric
-from byov.train.loop import WIDE, Loop, Place, posterior_summary
+from byov.train.loop import CERTAIN, WIDE, Loop, Place, posterior_summary
 from byov.train.train_config import TrainConfig
 
 
@@ -61,6 +61,32 @@ def test_a_run_in_pieces_equals_a_run_in_one(tmp_path: Path, optimizer: Any, bat
     assert chance == whole.task.chance
     assert [line["step"] for line in log(run)] == [line["step"] for line in log(tmp_path / "whole")]
     assert [line["loss"] for line in log(run)] == [line["loss"] for line in log(tmp_path / "whole")]
+
+
+def test_a_process_of_several_draws_anew_at_every_step_and_the_same_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a draw's noise is counted by calls, and a run in pieces has to continue the count."""
+    monkeypatch.setattr("byov.posterior.module.several_processes", lambda: True)
+    monkeypatch.setattr("byov.posterior.module.dist.get_rank", lambda: 1)
+    drawn: list[float] = []
+    noise = byov.Gaussian.noise
+
+    def watched(*args: Any) -> dict[str, torch.Tensor]:
+        found = noise(*args)
+        drawn.append(float(found["eps"][0]))
+        return found
+
+    monkeypatch.setattr(byov.Gaussian, "noise", watched)
+    config = replace(CONFIG, batch=16, accumulate=2)
+    assert with_posterior(tmp_path / "whole", config).fit()
+    whole, drawn[:] = [*drawn], []
+    piece = with_posterior(tmp_path / "pieces", replace(config, minutes=1e-9))
+    while not piece.fit():
+        piece = with_posterior(tmp_path / "pieces", replace(config, minutes=1e-9))
+        piece.resume()
+    assert drawn == whole
+    assert len(set(whole)) == len(whole) == 2 * piece.total
 
 
 def test_a_time_limit_is_none_where_it_comes_after_the_last_step(tmp_path: Path) -> None:
@@ -380,3 +406,7 @@ def test_a_weight_without_spread_is_certain_and_raises_no_alarm() -> None:
     assert summary["snr"] > WIDE
     wide = posterior_summary(byov.bayesianize(net, byov.Gaussian(log_var=4.0)))
     assert wide["snr"] < WIDE
+    still = posterior_summary(
+        byov.bayesianize(torch.nn.Linear(4, 4), byov.Gaussian(log_var=-200.0))
+    )  # σ is not quite 0
+    assert still["snr"] == pytest.approx(CERTAIN)  # a log holds no infinity

@@ -43,6 +43,12 @@ def test_it_says_how_it_was_made_and_used(kind: str, tmp_path: Path, monkeypatch
     assert len(found) == (40 if kind == "table" else 450)
 
 
+def test_an_unfinished_run_has_none(tmp_path: Path) -> None:
+    module, recipe, changes = KINDS["train"]
+    assert not module.start(load_config(recipe, None, [*SMALL, *changes, "train.minutes=1e-9"]), tmp_path)
+    assert not (tmp_path / "README.md").exists()
+
+
 def test_one_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     module, recipe, changes = KINDS["train"]
     (tmp_path / "README.md").write_text("mine")

@@ -64,8 +64,10 @@ class SWAG(nn.Module):
             raise ValueError("The network already has a posterior: SWAG follows a plain one.")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
             raise ValueError("The network has lazy parameters without a shape: call it once before SWAG.")
+        if not any(p.is_floating_point() for p in net.parameters()):
+            raise ValueError(f"{type(net).__name__} has no weights for SWAG to follow.")
         for name, value in {"scale": scale, "eta": eta}.items():
-            if not (isfinite(value) and value >= 0):
+            if not (isinstance(value, int | float) and isfinite(value) and value >= 0):
                 raise ValueError(f"SWAG's {name} is a number of at least 0, not {value!r}.")
         self.net, self.scale, self.eta = net, scale, eta
         values = self._values()
@@ -84,7 +86,8 @@ class SWAG(nn.Module):
             self.to(values.device)
         self.steps += 1
         share = (self.eta + 1) / (self.steps + self.eta)
-        moved = values - self.mean
+        # A mask of −inf that stays has not moved, though −inf less itself is no number.
+        moved = torch.where(values == self.mean, 0.0, values - self.mean)
         self.mean.addcmul_(moved, share)
         self.variance.addcmul_(moved.square_(), share).mul_(1 - share)
 
@@ -94,8 +97,8 @@ class SWAG(nn.Module):
 
         Its BatchNorm statistics are averages too. Frozen parameters stay points. Updates may continue afterwards.
         """
-        if self.steps < 2:
-            raise ValueError(f"SWAG has seen {int(self.steps)} training steps: call update() after each step.")
+        if self.steps < 1:  # one step is enough for a validation: its posterior is the network itself
+            raise ValueError("SWAG has seen 0 training steps: call update() after each step.")
         net = copy.deepcopy(unwrap(self.net))
         for value, average in zip(floating(net).values(), self._apart(self.mean), strict=True):
             value.copy_(average)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -63,7 +64,9 @@ def over_seeds(first: Sequence[float], second: Sequence[float], paired: bool = F
     spread = [np.ptp(np.subtract(second, first))] if paired else [np.ptp(first), np.ptp(second)]
     if not any(spread):
         return Interval.around(value, 0.0, "seeds")
-    test = stats.ttest_rel(second, first) if paired else stats.ttest_ind(second, first, equal_var=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's, where one side has no spread
+        test = stats.ttest_rel(second, first) if paired else stats.ttest_ind(second, first, equal_var=False)
     low, high = test.confidence_interval(LEVEL)
     return Interval(value, float(low), float(high), "seeds")
 

@@ -346,4 +346,5 @@ def posterior_summary(model: BayesianModule) -> dict[str, float]:
     std: Tensor = torch.cat([factor.flat_std() for factor in model.factors])
     mean: Tensor = torch.cat([factor.flat_mean() for factor in model.factors])
     snr = torch.where(std > 0, mean.abs() / std, CERTAIN)  # also 0/0: components that start at 0 are not wide
+    snr = snr.clamp_max(CERTAIN)  # a σ close to 0 would make it infinite
     return {"sigma": float(std.mean()), "snr": float(snr.median())}
