@@ -214,3 +214,17 @@ def test_what_it_refuses(make: Any, says: str) -> None:
         make()
     with pytest.raises(TypeError, match="not str"):
         byov.SWAG("net")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        byov.bayesianize,
+        lambda swag: byov.predict(swag, torch.zeros(2, 4)),
+        lambda swag: byov.check(swag, torch.zeros(2, 4)),
+    ],
+)
+def test_it_is_not_taken_for_its_posterior(use: Any) -> None:
+    """The plain network of the last step would be used, silently: one draw, no mutual information."""
+    with pytest.raises(TypeError, match=r"has no posterior of its own: use swag\.posterior\(\)"):
+        use(byov.SWAG(mlp()))

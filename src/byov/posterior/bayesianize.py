@@ -41,6 +41,8 @@ def bayesianize(
         raise ValueError("The network already has a posterior: pass all rules to bayesianize at once.")
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize takes a torch.nn.Module, not {type(net).__name__}.")
+    if instead := getattr(type(net), "instead", None):  # byov.SWAG
+        raise TypeError(instead)
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
         raise ValueError("The network has lazy parameters without a shape: call it once before bayesianize.")
     if prior is not None:

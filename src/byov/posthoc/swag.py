@@ -52,6 +52,8 @@ class SWAG(nn.Module):
         >>> model = swag.posterior()
     """
 
+    instead = "A SWAG only follows training and has no posterior of its own: use swag.posterior()."
+    """What `byov.predict`, `byov.check` and `byov.bayesianize` say instead of using the plain network inside."""
     mean: Tensor
     variance: Tensor
     steps: Tensor

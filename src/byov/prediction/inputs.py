@@ -123,6 +123,8 @@ def unwrap(model: nn.Module) -> nn.Module:
         raise TypeError(f"predict takes a BayesianModule or another torch.nn.Module, not {type(model).__name__}.")
     if isinstance(model, BayesianModule):
         return model
+    if instead := getattr(type(model), "instead", None):  # byov.SWAG
+        raise TypeError(instead)
     parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     inner = model.module if parallel or type(model).__name__ == "_FabricModule" else getattr(model, "_orig_mod", None)
     if isinstance(inner, nn.Module):
