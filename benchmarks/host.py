@@ -21,9 +21,9 @@ from timing import Step, synchronize, turn
 from torch.profiler import ProfilerActivity, profile
 
 import byov
-from byov.prediction.outputs import Reading
+from byov.prediction.outputs import OutputSpec
 from byov.prediction.resident import Resident
-from byov.prediction.result import Running
+from byov.prediction.result import BatchState
 
 DRAWS, ROUNDS = 20, 10
 
@@ -42,7 +42,7 @@ def parts(setting: Setting, network: str, head: bool) -> dict[str, Step]:
     def under(write: bool, draw: bool, take: bool) -> Step:
         @torch.no_grad()
         def work() -> None:
-            running = Running(len(x), Reading("classification", None, net), None, keep=False)
+            running = BatchState(len(x), OutputSpec("classification", None, net), None, keep=False)
             with setting.autocast(), resident.installed():
                 for _ in range(passed):
                     noise = model.noise(generator) if draw else fixed
@@ -93,8 +93,8 @@ def timed(steps: dict[str, Step], setting: Setting) -> dict[str, list[float]]:
     """Milliseconds until the result is asked for, until the call returns, and until all is done: medians of rounds."""
     readings: dict[str, list[tuple[float, ...]]] = {name: [] for name in steps}
     asked: list[float] = []
-    result = Running.result
-    Running.result = lambda *args, **words: asked.append(perf_counter()) or result(*args, **words)  # type: ignore
+    result = BatchState.result
+    BatchState.result = lambda *args, **words: asked.append(perf_counter()) or result(*args, **words)  # type: ignore
     for _ in range(ROUNDS):
         for name, step in steps.items():
             synchronize(setting.device)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from byov.files import check_out, naming, read_json, replacing, write_json
+from byov.files import check_out, naming_file, read_json, replacing, write_json
 from byov.pruning import save_sparse
 from byov.report import page
 from byov.report.drawing import canvas, save
@@ -92,7 +92,7 @@ def test_an_error_of_the_system_names_its_file() -> None:
         (OSError("No such device"), "mine: No such device."),
         (OSError(errno.EIO, "Input/output error", "theirs"), "[Errno 5] Input/output error: 'theirs'"),
     ):
-        with pytest.raises(OSError, match=re.escape(said)), naming(Path("mine")):
+        with pytest.raises(OSError, match=re.escape(said)), naming_file(Path("mine")):
             raise error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from byov.data.config import Like
+from byov.data.config import DataSpec
 from byov.ssl.pretrain import Pretrain, build
 from byov.train.config import load_config, to_dict
 from byov.train.supervised import Supervised
@@ -20,7 +20,7 @@ from byov.train.tabular import Tabular
 
 ROOT = Path(__file__).parents[1]
 RECIPES, PLANS = ROOT / "recipes", sorted((ROOT / "results" / "plans").glob("*.toml"))
-IMAGES = Like(3, 128, (0.5,) * 3, (0.25,) * 3, 9469)
+IMAGES = DataSpec(3, 128, (0.5,) * 3, (0.25,) * 3, 9469)
 
 
 def keys_and_names(path: Path) -> str:

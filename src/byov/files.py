@@ -25,7 +25,7 @@ def check_out(path: Path, force: bool = False, option: str = "--out") -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Add the file name to system errors that lack one, such as those of a full or broken disk."""
     try:
         yield
@@ -81,7 +81,7 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of results at {path}.")
     try:
-        with naming(path):
+        with naming_file(path):
             content = json.loads(path.read_text(encoding="utf-8"), parse_int=whole)
     except ValueError:
         raise ValueError(f"{path} is not a JSON file.") from None
@@ -99,7 +99,7 @@ def read_json(path: Path) -> Any:
 REAL = (int, float)
 
 
-def misfit(tree: Any, pattern: Any, where: str = "") -> str:
+def mismatch(tree: Any, pattern: Any, where: str = "") -> str:
     """Return the first mismatch of a tree with a pattern, such as "protocol.bins is a list", or "" if it matches.
 
     A pattern is a type, a tuple of types, a list with the pattern of its items, or a dict with the patterns of some
@@ -116,7 +116,7 @@ def misfit(tree: Any, pattern: Any, where: str = "") -> str:
         keys = dict.fromkeys(node, pattern["*"]) if "*" in pattern else pattern
         named = [(key.removesuffix("?"), key.endswith("?"), below) for key, below in keys.items()]
         parts = [(name, node.get(name), below) for name, may, below in named if not (may and node.get(name) is None)]
-    wrong = (misfit(item, below, f"{where}.{name}" if where else name) for name, item, below in parts)
+    wrong = (mismatch(item, below, f"{where}.{name}" if where else name) for name, item, below in parts)
     return next(filter(None, wrong), "")
 
 

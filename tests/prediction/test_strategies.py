@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import byov
 from byov.posterior import Family
 from byov.prediction import head, strategies
-from byov.prediction.result import Running
+from byov.prediction.result import BatchState
 
 from .networks import FAMILIES, KINDS, STRATEGIES, agree, by_hand, same, shared, snapshot, spread
 
@@ -102,11 +102,11 @@ def test_memory_does_not_grow_with_the_draws(rule: str, strategy: Any, monkeypat
     """They are gone through in chunks, which do not show in the numbers."""
     model, x = spread(byov.bayesianize(mlp(), {rule: byov.Gaussian(-2.0)})).double(), torch.randn(5, 6).double()
     whole = byov.predict(model, x, 41, strategy, generator=seeded(), keep=True)
-    monkeypatch.setattr(strategies, "TOGETHER", 4 * 5 * 3)
+    monkeypatch.setattr(strategies, "MAX_OUTPUT_ELEMENTS", 4 * 5 * 3)
     monkeypatch.setitem(strategies.CHUNK, "cpu", 4 * 107)
     monkeypatch.setattr(head, "CHUNK", 4 * 24)
-    sizes, take = [], Running.take
-    monkeypatch.setattr(Running, "take", lambda self, out: sizes.append(len(out)) or take(self, out))
+    sizes, take = [], BatchState.take
+    monkeypatch.setattr(BatchState, "take", lambda self, out: sizes.append(len(out)) or take(self, out))
     found = byov.predict(model, x, 41, strategy, generator=seeded(), keep=True)
     assert max(sizes) == 4
     same(found, whole)

@@ -67,9 +67,9 @@ def test_it_reads_the_pairs_handed_in_and_keeps_each_part(
 
 
 def test_runs_without_a_partner_are_refused(runs: Path, other_seed: Path, tmp_path: Path) -> None:
-    for handed in ((runs / "byov",), (other_seed, runs / "byol"), (runs / "bbb",)):
+    for call_with_weights in ((runs / "byov",), (other_seed, runs / "byol"), (runs / "bbb",)):
         with pytest.raises(ValueError, match=r"none of BYOV has one of BYOL with the same train\.seed"):
-            figure4.pairs(Context(tmp_path, runs=handed))
+            figure4.pairs(Context(tmp_path, runs=call_with_weights))
 
 
 def made_up(snr: tuple[float, float]) -> dict[str, Any]:

@@ -196,8 +196,8 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
         changed = replace(context, changes=(*context.changes, *(f"posterior.{each}" for each in changes.split())))
         given.append(tmp_path / method)
         supervised.start(recipe(changed, method), given[-1])
-    handed = replace(context, runs=tuple(given))
-    found = patching_runs.readings(handed)
+    call_with_weights = replace(context, runs=tuple(given))
+    found = patching_runs.readings(call_with_weights)
     assert [(name, readings[0]["label"], readings[0]["row"]) for name, readings in found.items()] == [
         ("vanilla", "vanilla", "vanilla"),
         ("emp", "EMP (BN+out)", "emp"),
@@ -209,12 +209,12 @@ def test_runs_of_the_user_s_own_are_read_in_their_place(
             ("DropConnect, p = 0.1", "dropconnect"),
         )),
     ]  # fmt: skip
-    table = {row.quantity: row.paper for row in run(handed, "patching/table6").comparisons}
+    table = {row.quantity: row.paper for row in run(call_with_weights, "patching/table6").comparisons}
     assert table["EMP (BN+out), spread = 0.3, apart = none: ECE %"] == table["EMP (BN+out): ECE %"] == 13.6
     assert table["ECMP (BN+out), as the paper starts it: ECE %"] == 8.73
     assert table["ECMP (BN+out), on = output: ECE %"] is None
     for name in ("patching/table4", "patching/table7", "patching/table8", "patching/figure6"):
-        assert any(row.quantity.startswith("dropout, p = 0.2: ") for row in run(handed, name).comparisons)
+        assert any(row.quantity.startswith("dropout, p = 0.2: ") for row in run(call_with_weights, name).comparisons)
     assert len(list((runs / "parts").glob("run_*.json"))) == len(given)  # read once for all tables
     with pytest.raises(ValueError, match="no vanilla network"):
         patching_runs.readings(replace(context, runs=(runs / "emp_seed0",)))

@@ -22,7 +22,7 @@ from byov.data import Batch
 from byov.posterior import log_var_rate
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import make_fabric
-from byov.train.loop import CERTAIN, WIDE, Loop, Place, posterior_summary
+from byov.train.loop import CERTAIN, LOW_SNR, Loop, Place, posterior_summary
 from byov.train.train_config import TrainConfig
 
 
@@ -403,9 +403,9 @@ def test_a_weight_without_spread_is_certain_and_raises_no_alarm() -> None:
     """Biases that start at 0 have equal components: their 0/0 is no wide posterior."""
     net = torch.nn.BatchNorm1d(4)  # its scales are 1, its biases 0
     summary = posterior_summary(byov.bayesianize(net, byov.EMP(3, spread=0.2)))
-    assert summary["snr"] > WIDE
+    assert summary["snr"] > LOW_SNR
     wide = posterior_summary(byov.bayesianize(net, byov.Gaussian(log_var=4.0)))
-    assert wide["snr"] < WIDE
+    assert wide["snr"] < LOW_SNR
     still = posterior_summary(
         byov.bayesianize(torch.nn.Linear(4, 4), byov.Gaussian(log_var=-200.0))
     )  # σ is not quite 0

@@ -51,15 +51,15 @@ def same_weights(ours: nn.Module, theirs: nn.Module, rtol: float, atol: float) -
 
 def alone(family: Family, X: Tensor, y: Tensor, settings: Settings) -> nn.Module:
     """The ordinary way: a bayesianized regression_mlp, autograd, torch.optim.Adam, one step after the other."""
-    seed, number, normed = stream(0, 0), networks.NUMBER[type(family)], isinstance(family, byov.EMP | byov.ECMP)
+    seed, number, has_batchnorm = stream(0, 0), networks.NUMBER[type(family)], isinstance(family, byov.EMP | byov.ECMP)
     data = networks.Data.of(X, y, torch.arange(len(X)), seed, torch.device("cpu"))
     each = isinstance(family, byov.Ensemble)
     nets = []
     for member in range(3 if each else 1):
         torch.manual_seed(stream(seed, number, member))
-        nets.append(regression_mlp(X.shape[1], settings.hidden, y.shape[1], norm=normed, gamma=settings.gamma))
+        nets.append(regression_mlp(X.shape[1], settings.hidden, y.shape[1], norm=has_batchnorm, gamma=settings.gamma))
     flat = torch.stack([nn.utils.parameters_to_vector(net.parameters()).detach() for net in nets])
-    model = byov.bayesianize(nets[0], {byov.norm_layers if normed else nn.Linear: family}).train()
+    model = byov.bayesianize(nets[0], {byov.norm_layers if has_batchnorm else nn.Linear: family}).train()
     if each:
         model.factors[0].get_parameter("components").data.copy_(flat)
     adam = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.grid[0])

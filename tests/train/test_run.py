@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from byov.data.batches import epoch_order
 from byov.train import Stopped, checkpoint
 from byov.train.config import load_config, to_dict
-from byov.train.run import FREE, claim
+from byov.train.run import RESUMABLE, claim
 from byov.train.supervised import Supervised, restore, start
 
 HERE = Path(__file__)
@@ -50,7 +50,7 @@ def test_a_new_folder_is_free_also_to_resume_in(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_with_its_own_recipe_but_for_what_does_not_change_the_result(tmp_path: Path) -> None:
     free = ("minutes=1", "save_minutes=1", "log_every=7", "workers=3", "cuda_graphs=false")
-    assert {f"train.{each.partition('=')[0]}" for each in free} | {"data.root", "data.download"} == FREE
+    assert {f"train.{each.partition('=')[0]}" for each in free} | {"data.root", "data.download"} == RESUMABLE
     for changes in ((), (*(f"train.{each}" for each in free), "data.root=elsewhere")):
         assert claim(run_of(tmp_path), "train", recipe(*changes), resume=True) is True
 

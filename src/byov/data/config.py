@@ -43,7 +43,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class Like:
+class DataSpec:
     """The properties of a data set that a network needs, without the data itself."""
 
     channels: int

@@ -167,7 +167,7 @@ class FolderSet(Dataset):
         return replace(self, image_size=image_size)
 
 
-LONGEST = 8
+MAX_ASPECT = 8
 """The largest aspect ratio: longer pictures are cropped to their middle before any resizing."""
 
 
@@ -182,7 +182,7 @@ def read_picture(path: str, image_size: int, mode: str, crop: float = 1.0) -> Im
     with Image.open(path) as file:
         file.draft(mode, (side, side))  # a JPEG can be decoded at a reduced size
         image = _eight_bits(file).convert(mode)
-    longest = LONGEST * min(image.size)
+    longest = MAX_ASPECT * min(image.size)
     if max(image.size) > longest:
         image = _centre(image, min(image.width, longest), min(image.height, longest))
     scale = side / min(image.size)

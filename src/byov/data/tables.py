@@ -272,7 +272,7 @@ def features(
     else:
         names, rows = _csv(path)
         if names and columns:
-            return torch.from_numpy(rows.take(matched(names, columns, name, path), axis=1))
+            return torch.from_numpy(rows.take(column_indices(names, columns, name, path), axis=1))
         if rows.shape[1] == count + 1:
             rows = np.delete(rows, _place(path, names, count + 1, target), axis=1)
         X = torch.from_numpy(rows)
@@ -281,7 +281,7 @@ def features(
     return X
 
 
-def matched(names: Sequence[str], columns: Sequence[str], target: str | None, where: str | Path) -> list[int]:
+def column_indices(names: Sequence[str], columns: Sequence[str], target: str | None, where: str | Path) -> list[int]:
     """Return the indices of `columns` in `names`; raise if they differ by more than order and the target."""
     missing = [column for column in columns if column not in names]
     extra = [name for name in names if name not in (*columns, target)]

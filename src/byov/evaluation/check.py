@@ -15,25 +15,25 @@ from byov.evaluation.scores import main_scores
 from byov.posterior import BayesianModule, Gaussian
 from byov.posterior.family import precise
 from byov.posterior.module import lock_of
-from byov.posthoc.labelled import IGNORED, aligned, labels_of
+from byov.posthoc.labelled import IGNORED, align_labels, labels_of
 from byov.prediction import Serving
 from byov.prediction.inputs import (
     Batch,
-    Takes,
+    InputSpec,
     batches_of,
     call,
     device_of,
-    first_of,
+    inputs_from_batch,
     posterior_of,
     ready,
     unwrap,
     without_labels,
 )
-from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
+from byov.prediction.outputs import CLASSES, Output, OutputSpec, Task, class_dim
 from byov.prediction.resident import evaluating
 from byov.prediction.result import entropy
 from byov.runs.run import NO_NETWORK, mean_is_no_network
-from byov.train.loop import WIDE
+from byov.train.loop import LOW_SNR
 
 MOVED = log(1.25)
 """The least median |log σ − log σ₀| at which σ counts as moved. Adam at 1e-3 moves log σ by 0.05 in a hundred steps;
@@ -132,14 +132,14 @@ def check(
         raise ValueError(f"check compares draws, so it needs at least two, not samples={samples!r}.")
     if generator is None:
         generator = Generator(device_of(inner)).manual_seed(int(torch.randint(1 << 62, ())))
-    seen, reading = _Accumulated(samples), Reading(task, output, inner.net)
+    seen, reading = _Accumulated(samples), OutputSpec(task, output, inner.net)
     serving, start = Serving(outer, samples, keep=True, task=task, output=output), generator.get_state()
     for x, labels in _pairs(loader_or_x, y, inner.net if outer is inner else outer):
         generator.set_state(start)  # the same draws for every batch
         found = serving(x if isinstance(x, Tensor | Mapping) else [(x,)], generator)
         if found.task not in CLASSES:
             raise ValueError(f"check needs class probabilities: the task must be one of {CLASSES}, not {found.task!r}.")
-        labels = None if labels is None else aligned(labels, serving.reading)
+        labels = None if labels is None else align_labels(labels, serving.reading)
         seen.update(_at_mean(outer, inner, x, reading), found.draws, labels, class_dim(found.task, found.mean, draws=0))
     return seen.compute(inner)
 
@@ -192,7 +192,7 @@ def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple
     if not isinstance(loader_or_x, Iterable | Dataset):
         kinds = "a tensor, a mapping, a dataset, a pair (x, y) or a loader"
         raise TypeError(f"check takes {kinds}, not {type(loader_or_x).__name__}.")
-    takes, (one, batches) = Takes.of(net), batches_of(loader_or_x, net)
+    takes, (one, batches) = InputSpec.of(net), batches_of(loader_or_x, net)
     if one is not None:
         x = without_labels(one, takes)
         yield x, _tensor(labels_of(one, x)) if y is None and isinstance(one, Mapping) else y
@@ -200,7 +200,7 @@ def _pairs(loader_or_x: Any, y: Tensor | None, net: nn.Module) -> Iterator[tuple
     if y is not None:
         raise ValueError("Pass labels y only with a single batch x; a loader must yield (x, y) pairs.")
     for batch in batches:
-        x = first_of(batch, takes)
+        x = inputs_from_batch(batch, takes)
         yield x, _tensor(labels_of(batch, x))
 
 
@@ -222,7 +222,7 @@ def _is_pair(batch: Any) -> bool:
 
 
 @torch.no_grad()
-def _at_mean(outer: nn.Module, model: BayesianModule, x: Batch, reading: Reading) -> Tensor:
+def _at_mean(outer: nn.Module, model: BayesianModule, x: Batch, reading: OutputSpec) -> Tensor:
     with torch.inference_mode(False), lock_of(model), evaluating(outer), model.at_mean():
         outputs = precise(call(outer, ready(x, model), reading.tensor))[None]
         return reading.values(reading.shaped(outputs))[0]
@@ -305,11 +305,11 @@ def _differ(found: Check) -> tuple[str, ...]:
 def _wide(found: Check) -> tuple[str, ...]:
     """Warn of a wide posterior, unless the labels show that its draws predict no worse than its mean."""
     at_mean, drawn = found.at_mean, found.under_draws
-    if found.snr >= WIDE or (at_mean is not None and drawn is not None and drawn["nll"] <= at_mean["nll"]):
+    if found.snr >= LOW_SNR or (at_mean is not None and drawn is not None and drawn["nll"] <= at_mean["nll"]):
         return ()
     return (
-        f"The posterior is wide: the median |μ|/σ is {found.snr:.2g}, below {WIDE:g}, so most weights are noise. Try a"
-        " smaller β, a narrower start, or more steps.",
+        f"The posterior is wide: the median |μ|/σ is {found.snr:.2g}, below {LOW_SNR:g}, so most weights are noise."
+        " Try a smaller β, a narrower start, or more steps.",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from byov.files import REAL, misfit
+from byov.files import REAL, mismatch
 from byov.posterior.module import BayesianModule
 from byov.runs.header import read_lines
 
@@ -52,7 +52,7 @@ def layer_history(run: Path) -> LayerHistory:
         raise ValueError(
             f"{run} has no layers.jsonl: it has no posterior, or was trained by a version that did not record layers."
         )
-    records = [record for record in read_lines(file) if not misfit(record, RECORD)]
+    records = [record for record in read_lines(file) if not mismatch(record, RECORD)]
     if not records:
         raise ValueError(f"{file} holds no records: the run has not started, or the file was not written by byov.")
     layers = list(records[0]["layers"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from byov.data import Batches, FolderSet, ImageSet
-from byov.data.config import Like
+from byov.data.config import DataSpec
 from byov.data.tables import features
 from byov.device import choose_device
 from byov.evaluation.predictions import find_images
@@ -85,7 +85,7 @@ class OpenedTable:
         columns: the names of the features, if the table has them.
     """
 
-    def __init__(self, module: Regressor, recipe: Tabular, like: Like, reading: Reading) -> None:
+    def __init__(self, module: Regressor, recipe: Tabular, like: DataSpec, reading: Reading) -> None:
         self.module, self.recipe, self.like, self.reading = module, recipe, like, reading
         self.model: nn.Module = module.net.eval()
         self.columns = like.columns

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from byov.data.config import Like
+from byov.data.config import DataSpec
 from byov.data.tables import Scale, features
 from byov.evaluation.results import command_line
 from byov.files import check_out, replacing, write_json
@@ -59,7 +59,7 @@ class Predicted:
         }
 
 
-def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, seed: int = 0) -> Predicted:
+def predicted(module: Regressor, like: DataSpec, X: Tensor, samples: int | None, seed: int = 0) -> Predicted:
     """Predict rows X (N, D), given in original units, under `samples` draws, or at μ if None."""
     if X.ndim != 2 or X.shape[1] != like.channels:
         raise ValueError(f"The run needs rows of {like.channels} features, not {X.shape[-1]}.")
@@ -75,7 +75,7 @@ def predicted(module: Regressor, like: Like, X: Tensor, samples: int | None, see
     return Predicted(module.target_scale.restore(draws.double().cpu()), module.precision)
 
 
-def open_table(path: str | Path, device: torch.device, trust: bool) -> tuple[Regressor, Tabular, Like]:
+def open_table(path: str | Path, device: torch.device, trust: bool) -> tuple[Regressor, Tabular, DataSpec]:
     """Open a run on a table: its module, its recipe, and the form of its rows."""
     return read_header(path, ["table"]).trusted(trust).restored(restore, device)
 

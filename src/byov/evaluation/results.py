@@ -20,7 +20,7 @@ from byov.data.shift import Shift
 from byov.evaluation.retrieval import label_free_scores
 from byov.evaluation.rows import Row, corruption_errors, evaluate, plan, shifts_for, strength_note, summarise
 from byov.evaluation.scores import conventions
-from byov.files import REAL, check_out, misfit, read_json, write_json
+from byov.files import REAL, check_out, mismatch, read_json, write_json
 from byov.metrics.functional._checks import check_whole
 from byov.runs import Probed, Reading, Run
 from byov.runs.run import Pretrained
@@ -226,7 +226,7 @@ def read(path: Path, advice: str = "name another file") -> dict[str, Any]:
         raise FileExistsError(f"{str(error).removesuffix('.')}: {advice}.") from None
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise FileExistsError(f"{path} is not a file of `{KIND}`: {advice}.")
-    if wrong := misfit(content, PATTERN):
+    if wrong := mismatch(content, PATTERN):
         raise FileExistsError(f"{path} is not a valid file of `{KIND}`, {wrong}: {advice}.")
     return {**content, "rows": [Row(**row) for row in content["rows"]]}
 

@@ -12,7 +12,7 @@ from torchmetrics.utilities.data import dim_zero_cat
 Value = TypeVar("Value")
 
 
-class Shell(Metric, Generic[Value]):
+class BaseMetric(Metric, Generic[Value]):
     """A `torchmetrics.Metric` around pure functions; it adds no mathematics of its own.
 
     A metric is a subclass of `Sums` or `Samples` that names its states, passes the statistics of a batch to `_add` in
@@ -47,12 +47,12 @@ class Shell(Metric, Generic[Value]):
     def _states(self) -> Sequence[Tensor]:
         """Return the states of all batches and processes."""
 
-    def _refuse_nothing(self, seen: Tensor | int, kind: str = "samples") -> None:
+    def _require_data(self, seen: Tensor | int, kind: str = "samples") -> None:
         if not seen:
             raise ValueError(f"{type(self).__name__} has seen no {kind}.")
 
 
-class Sums(Shell[Value]):
+class Sums(BaseMetric[Value]):
     """Metric whose states are sums over batches and processes, including a count; all zero means no data was seen."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], **kwargs: Any) -> None:
@@ -67,11 +67,11 @@ class Sums(Shell[Value]):
 
     def _states(self) -> Sequence[Tensor]:
         sums = [getattr(self, name) for name in self._names]
-        self._refuse_nothing(any(state.any() for state in sums))
+        self._require_data(any(state.any() for state in sums))
         return sums
 
 
-class Samples(Shell[Value]):
+class Samples(BaseMetric[Value]):
     """Metric whose states are lists with one number per sample; `kinds` maps their names to the kind of sample."""
 
     def __init__(self, kinds: dict[str, str], **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class Samples(Shell[Value]):
         states = [getattr(self, name) for name in self._kinds]  # lists of batches; tensors once they are reduced
         states = [dim_zero_cat(state) if len(state) else torch.empty(0) for state in states]
         for state, kind in zip(states, self._kinds.values(), strict=True):
-            self._refuse_nothing(len(state), kind)
+            self._require_data(len(state), kind)
         return states
 
 

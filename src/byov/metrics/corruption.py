@@ -52,7 +52,7 @@ class _Corrupted(Sums[Value]):
         table = {name: row[: len(self.baseline[name])] for name, row in zip(self.baseline, errors, strict=False)}
         for name, row in table.items():
             for severity, error in enumerate(row, start=1):
-                self._refuse_nothing(not error.isnan(), f"samples of {name!r} at severity {severity}")
+                self._require_data(not error.isnan(), f"samples of {name!r} at severity {severity}")
         return table
 
 
@@ -79,7 +79,7 @@ class _CleanAndCorrupted(_Corrupted[Value]):
             raise ValueError("corruption and severity must be given together, or neither for clean data.")
 
     def _value(self, wrong: Tensor, count: Tensor) -> Value:
-        self._refuse_nothing(count[-1, 0], "clean samples")
+        self._require_data(count[-1, 0], "clean samples")
         errors, clean = self._errors(wrong, count), float(wrong[-1, 0] / count[-1, 0])
         return self._function(errors, clean, self.baseline, self.baseline_clean, self.denominator)
 

@@ -58,10 +58,12 @@ def bayesianize(
         removed |= {id(net.get_parameter(slot.name)): None for slot in layout.slots}
         removed |= {id(buffer): None for buffer in buffers.values()}
     # The memo maps the factors' tensors to None, so that `deepcopy` leaves them out of the copy.
-    husk = copy.deepcopy(net, memo=removed)
-    _free_recurrent(husk)
-    _free_batchnorm(husk)
-    return BayesianModule(husk, factors, prior if prior is not None else Normal(), shared_draw, list(net.state_dict()))
+    stripped_net = copy.deepcopy(net, memo=removed)
+    _free_recurrent(stripped_net)
+    _free_batchnorm(stripped_net)
+    return BayesianModule(
+        stripped_net, factors, prior if prior is not None else Normal(), shared_draw, list(net.state_dict())
+    )
 
 
 def _check_checkpointing(net: nn.Module, covered: set[str]) -> None:
@@ -114,25 +116,25 @@ def _owned_buffers(net: nn.Module, layout: Layout) -> dict[str, Tensor]:
     return owned
 
 
-def _free_recurrent(husk: nn.Module) -> None:
+def _free_recurrent(stripped_net: nn.Module) -> None:
     """Turn the covered weights of recurrent layers such as nn.LSTM into plain attributes.
 
     These layers read their weights from a private list that only `__setattr__` refreshes, so they are set through it.
     """
-    for module in husk.modules():
+    for module in stripped_net.modules():
         if isinstance(module, nn.RNNBase):
             for name in [n for n, p in module._parameters.items() if p is None]:
                 del module._parameters[name]
                 setattr(module, name, None)
 
 
-def _free_batchnorm(husk: nn.Module) -> None:
+def _free_batchnorm(stripped_net: nn.Module) -> None:
     """Let a BatchNorm load a state if an ensemble holds its `num_batches_tracked`.
 
     BatchNorm adds that count to a state without a version, such as one read from safetensors, and would then report it
     as an unexpected key.
     """
-    for module in husk.modules():
+    for module in stripped_net.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.num_batches_tracked is None:
             module.register_load_state_dict_pre_hook(_drop_count)
 

@@ -172,7 +172,7 @@ class _Components(ABC):
         theta = (components.index_select(0, z) if len(z) == 1 else components.gather(0, z.unsqueeze(0))).squeeze(0)
         if self.learn_probs and torch.is_grad_enabled():
             logits = self._elements(roles["logits"], cells)
-            theta = theta + _told_by_gradient(components.detach(), logits, z, theta.detach())
+            theta = theta + _reinmax_term(components.detach(), logits, z, theta.detach())
         return theta + self.sigma * noise["eps"] if self.sigma > 0 else theta
 
     def assignment(self, roles: Roles, cells: Roles, noise: Noise) -> Tensor:
@@ -230,7 +230,7 @@ def _pick(u: Tensor, logits: Tensor) -> Tensor:
     return (u >= edges).sum(0)
 
 
-def _told_by_gradient(components: Tensor, logits: Tensor, z: Tensor, drawn: Tensor) -> Tensor:
+def _reinmax_term(components: Tensor, logits: Tensor, z: Tensor, drawn: Tensor) -> Tensor:
     """Return zero, with the gradient of θ in the logits that the module docstring defines."""
     log_p = logits.log_softmax(0)
     p = log_p.exp()

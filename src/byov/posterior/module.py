@@ -126,9 +126,9 @@ class BayesianModule(Transparent):
     # Calling the network
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.handed("", args, kwargs)
+        return self.call_with_weights("", args, kwargs)
 
-    def handed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_with_weights(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the network, or its method of this name, with a draw or the mean in place."""
         noise = self._held
         if noise is None and self.training and not self._at_mean:
@@ -153,9 +153,9 @@ class BayesianModule(Transparent):
         named: dict[str, Tensor] = {}
         for i, factor in enumerate(self.factors):
             named |= factor.at_mean() if noise is None else factor.draw(noise[i])
-        return {name: tensor for name, tensor in named.items() if self.handed_under(name)}
+        return {name: tensor for name, tensor in named.items() if self.is_first_name(name)}
 
-    def handed_under(self, name: str) -> bool:
+    def is_first_name(self, name: str) -> bool:
         """Return whether `tensors` uses this name: for a module that occurs twice, only the first name counts."""
         return self._first_name(name) == name
 

@@ -48,7 +48,7 @@ class Transparent(nn.Module):
     net: nn.Module
     q: nn.ModuleList
 
-    def handed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_with_weights(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call this method of the network with its weights in place."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Transparent(nn.Module):
             raise ValueError(_CHANGES.format(name=name))
         before = [(module, dict(module._modules)) for module in self.net.modules()]
         try:
-            out = self.handed(name, args, kwargs)
+            out = self.call_with_weights(name, args, kwargs)
         finally:
             changed = any(module._modules != children for module, children in before)
             if changed:

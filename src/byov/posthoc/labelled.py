@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from byov.prediction.inputs import LABELS, Takes, batches_of, first_of
-from byov.prediction.outputs import Reading, Task
+from byov.prediction.inputs import LABELS, InputSpec, batches_of, inputs_from_batch
+from byov.prediction.outputs import OutputSpec, Task
 
 IGNORED = -100
 """The label of a token or a pixel that does not count, torch's default."""
@@ -22,10 +22,10 @@ def labelled(loader: Any, net: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     if isinstance(loader, Tensor | Mapping | np.ndarray) or (isinstance(loader, tuple) and len(loader) == 2):
         loader = [loader]
     _, batches = batches_of(loader, net)
-    takes, found = Takes.of(net), False
+    takes, found = InputSpec.of(net), False
     for batch in batches:
         found = True
-        x = first_of(_without_labels(batch), takes)
+        x = inputs_from_batch(_without_labels(batch), takes)
         y = labels_of(batch, x)
         if not isinstance(y, Tensor | np.ndarray | list):
             raise ValueError("Labels are needed, too: pass a loader of (x, y) pairs, or of mappings with 'labels'.")
@@ -42,7 +42,7 @@ def labels_of(batch: Any, x: Any) -> Any:
     return batch[after] if isinstance(batch, tuple | list) and len(batch) > after else None
 
 
-def aligned(labels: Tensor, reading: Reading) -> Tensor:
+def align_labels(labels: Tensor, reading: OutputSpec) -> Tensor:
     """Align labels with the outputs that predict them: a causal language model predicts the next token.
 
     Such a network is recognised by the type of its output, so it must have been called before.

@@ -27,9 +27,9 @@ from byov.posthoc.evidence import (
     log_marginal,
     predictive_loss,
 )
-from byov.posthoc.labelled import aligned, labelled, task_of
+from byov.posthoc.labelled import align_labels, labelled, task_of
 from byov.prediction.inputs import Batch, call, posterior_of, ready, unwrap
-from byov.prediction.outputs import Output, Reading, Task
+from byov.prediction.outputs import Output, OutputSpec, Task
 from byov.prediction.resident import evaluating
 
 FULL = 2048
@@ -85,7 +85,7 @@ def laplace(
     net = unwrap(model)
     if posterior_of(net) is not None:
         raise ValueError("The network already has a posterior: byov.laplace takes a plain one, such as model.point().")
-    reading = Reading(task, output, net)
+    reading = OutputSpec(task, output, net)
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), (last := LastLayer(net, reading)).watching():
         curvature = None
         for features, outputs, labels in _passes(net, last, reading, loader):
@@ -102,14 +102,16 @@ def laplace(
     return _fitted(net, last, curvature, prior_precision, noise, held)
 
 
-def _passes(net: nn.Module, last: LastLayer, reading: Reading, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _passes(
+    net: nn.Module, last: LastLayer, reading: OutputSpec, loader: Any
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the last layer's inputs (N, D), its outputs (N, C), and the labels."""
     for x, labels in labelled(loader, net):
         features, outputs = last(ready(x, net))
         if reading.task is None and outputs.shape[1:] in ((), (1,)) and not reading.configured:
             reading.task = task_of(outputs, labels)  # a logit or a number: the labels decide
         reading.shaped(outputs[None])  # decides the task, or raises
-        yield features.flatten(0, -2), outputs.flatten(0, -2), aligned(labels, reading).to(outputs.device)
+        yield features.flatten(0, -2), outputs.flatten(0, -2), align_labels(labels, reading).to(outputs.device)
 
 
 def _held_out(passes: Iterable[tuple[Tensor, Tensor, Tensor]], likelihood: Likelihood) -> tuple[Tensor, Tensor]:
@@ -205,7 +207,7 @@ def _write(factor: Factor, precisions: Tensor, vectors: tuple[Tensor, ...]) -> N
 class LastLayer:
     """Find the linear layer whose output the network returns, and record its inputs."""
 
-    def __init__(self, net: nn.Module, reading: Reading) -> None:
+    def __init__(self, net: nn.Module, reading: OutputSpec) -> None:
         self.net, self.reading = net, reading
         self.layer: nn.Linear | None = None
         self._last: tuple[Any, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Generator, Tensor, nn
 
-from byov.posthoc.labelled import aligned, class_numbers, labelled
+from byov.posthoc.labelled import align_labels, class_numbers, labelled
 from byov.prediction.inputs import posterior_of
 from byov.prediction.outputs import CLASSES, Output, Task, class_dim
 from byov.prediction.predict import Serving
@@ -132,7 +132,7 @@ def predicted(serving: Serving, loader: Any, generator: Generator | None) -> tup
             yield x
 
     prediction = serving(inputs(), generator, progress=False)
-    return prediction, aligned(torch.cat(labels), serving.reading)
+    return prediction, align_labels(torch.cat(labels), serving.reading)
 
 
 def rows_of(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def last_layer(model: BayesianModule) -> tuple[str, nn.Linear] | None:
     return (name, layer) if type(layer) is nn.Linear and not owned else None
 
 
-class Watch:
+class LayerRecorder:
     """Record passes: the input of the last layer, and whether the layer's output is the network's (its `tensor`)."""
 
     def __init__(self, net: nn.Module, layer: nn.Linear, tensor: Callable[[Any], Tensor]) -> None:

@@ -28,7 +28,7 @@ ROWS = 64
 """Batch size for data sets. For another batch size, or for workers, pass a DataLoader."""
 
 
-class Takes(NamedTuple):
+class InputSpec(NamedTuple):
     """The inputs of a network: how many it needs, how many it takes at most, and whether the first one is a list.
 
     `names` holds the names of all arguments; None if the network takes any.
@@ -40,7 +40,7 @@ class Takes(NamedTuple):
     names: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, net: nn.Module) -> Takes:
+    def of(cls, net: nn.Module) -> InputSpec:
         """Read the inputs from the signature of `forward`."""
         whole: Any = getattr(net, "get_base_model", None)  # PEFT's own forward takes (*args, **kwargs)
         try:
@@ -69,7 +69,7 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
     if not isinstance(x, Iterable):
         allowed = "a tensor, a mapping of tensors, an array, a data set or a loader"
         raise TypeError(f"predict takes {allowed}, not {type(x).__name__}.")
-    takes = Takes.of(net)
+    takes = InputSpec.of(net)
     tensors = isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in x)
     if tensors and isinstance(x, list) and takes.listed:
         return x, ()
@@ -85,7 +85,7 @@ def batches_of(x: Any, net: nn.Module) -> tuple[Any, Iterable[Any]]:
     return None, x
 
 
-def first_of(batch: Any, takes: Takes) -> Any:
+def inputs_from_batch(batch: Any, takes: InputSpec) -> Any:
     """Return the network's inputs in a loader's batch: the batch itself, or the x of (x, y).
 
     From a mapping, labels are dropped if the network has no argument for them. x may itself be several tensors, as in
@@ -107,7 +107,7 @@ def first_of(batch: Any, takes: Takes) -> Any:
     return without_labels(batch, takes)
 
 
-def without_labels(batch: Any, takes: Takes) -> Any:
+def without_labels(batch: Any, takes: InputSpec) -> Any:
     """Return a mapping without labels that the network has no argument for; other batches unchanged."""
     if not isinstance(batch, Mapping) or takes.names is None or not any(name in batch for name in LABELS):
         return batch
@@ -167,7 +167,7 @@ def ready(x: Any, model: nn.Module) -> Batch:
             raise TypeError(f"A batch is a tensor or a mapping of tensors (N, …), not {value!r}.")
         return (value.clone() if value.is_inference() else value).to(device)
 
-    return mapped(prepare, x)
+    return map_tensors(prepare, x)
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
@@ -184,7 +184,7 @@ def size_of(x: Batch) -> int:
     return size
 
 
-def mapped(function: Callable[[Any], Tensor], x: Batch) -> Batch:
+def map_tensors(function: Callable[[Any], Tensor], x: Batch) -> Batch:
     """Apply `function` to the tensors of a batch."""
     if isinstance(x, Mapping):
         return {name: function(tensor) for name, tensor in x.items()}
@@ -197,7 +197,7 @@ def kept(x: Batch, keep: Tensor) -> Batch:
     """Keep only the inputs in the mask `keep`."""
     if isinstance(x, list):
         return [part for part, stays in zip(x, keep.tolist(), strict=True) if stays]
-    return mapped(lambda tensor: tensor[keep], x)
+    return map_tensors(lambda tensor: tensor[keep], x)
 
 
 def tensors_of(x: Batch) -> list[Tensor]:

@@ -22,7 +22,7 @@ PROBLEMS: dict[str, Task] = {"regression": "regression", "multi_label_classifica
 """Tasks named in the configuration of a Hugging Face network; its third problem type is a classification."""
 
 
-class Reading:
+class OutputSpec:
     """The interpretation of a network's outputs: the user's task and output, or what the returned value suggests.
 
     Without a task, the shape in the first pass decides: (N, C) is a classification, (N, C, H, W) a segmentation. A
@@ -37,7 +37,7 @@ class Reading:
         if output is not None and (isinstance(output, bool) or not (isinstance(output, str | int) or callable(output))):
             raise TypeError(f"An output is a name, an index in a tuple or a function, not {output!r}.")
         self.task, self.output, self.net = task, output, net
-        self.doubted = task is None
+        self.undecided = task is None
         self._returned = ""
 
     @property
@@ -96,27 +96,27 @@ class Reading:
 
     def are_probabilities(self, outputs: Tensor) -> Tensor | None:
         """Return whether the rows sum to one, as a tensor (no synchronisation); None if it does not matter."""
-        if self.task != "probabilities" and not (self.doubted and self.task in CLASSES):
+        if self.task != "probabilities" and not (self.undecided and self.task in CLASSES):
             return None
         whole = outputs.dtype.itemsize >= 4
-        close = (1e-5 if whole else 1e-2) if self.doubted else (1e-3 if whole else 2e-2)
+        close = (1e-5 if whole else 1e-2) if self.undecided else (1e-3 if whole else 2e-2)
         sums = outputs.sum(class_dim(self.task, outputs), dtype=torch.promote_types(outputs.dtype, torch.float32))
         return ((sums - 1).abs() <= close).all() & (outputs >= 0).all()
 
-    def settle(self, are_probabilities: bool | None) -> None:
+    def confirm_task(self, are_probabilities: bool | None) -> None:
         """Raise if the first batch shows that the task is wrong; otherwise the task is final."""
         if self.task == "probabilities" and are_probabilities is False:
             raise ValueError(
                 "task='probabilities' needs rows that are at least 0 and sum to one over dimension 1, unlike these"
                 " outputs: use task='classification' for logits, 'multilabel' for one logit per label."
             )
-        if self.doubted and are_probabilities:
+        if self.undecided and are_probabilities:
             self.task = None
             raise ValueError(
                 "The network's outputs sum to one, as probabilities do: add task='probabilities', or"
                 " task='classification' ('token', 'segmentation') if they are logits after all."
             )
-        self.doubted = False
+        self.undecided = False
 
     def _decide(self, shape: tuple[int, ...]) -> Task:
         """Return the task given by the shape (N, …) and the network's own hints; raise if it is ambiguous."""

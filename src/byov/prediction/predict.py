@@ -10,22 +10,22 @@ import torch
 from torch import Generator, nn
 
 from byov.posterior.module import lock_of
-from byov.prediction.head import Head, Watch, alike, last_layer
+from byov.prediction.head import Head, LayerRecorder, alike, last_layer
 from byov.prediction.inputs import (
     Batch,
-    Takes,
+    InputSpec,
     batches_of,
     device_of,
-    first_of,
+    inputs_from_batch,
     posterior_of,
     ready,
     size_of,
     unwrap,
     without_labels,
 )
-from byov.prediction.outputs import Output, Reading, Task
+from byov.prediction.outputs import Output, OutputSpec, Task
 from byov.prediction.resident import Resident, evaluating
-from byov.prediction.result import Prediction, Running
+from byov.prediction.result import BatchState, Prediction
 from byov.prediction.strategies import Loop, Strategy, Vmap, members
 
 FIRST_LOOK = 32  # draws before a tolerance may stop an input; 8 were too few to see rare but large deviations
@@ -66,7 +66,7 @@ def predict(
         task: the meaning of the outputs: logits of a "classification" (N, C), "token" (B, L, C) or "segmentation"
             (N, C, H, W), where a single logit is that of a sigmoid; "probabilities" (N, C); "multilabel" (N, C), a
             logit per label; "regression"; or "gaussian", the mean and log-variance of a regression, as a pair or as
-            halves of dimension 1. By default `Reading` decides from the outputs, and `Prediction.task` holds the
+            halves of dimension 1. By default `OutputSpec` decides from the outputs, and `Prediction.task` holds the
             result; ambiguous outputs raise an error.
         output: which of several outputs is predicted: its name, its index in a tuple, or a function from the network's
             return value to one tensor. By default the one named "logits" or "out", or the only one.
@@ -110,7 +110,7 @@ class Serving:
         self._posterior = posterior_of(self.model)
         network = self.model if self._posterior is None else self._posterior.net
         self._called = network if self._posterior is self.model else self.model
-        self._reading = Reading(self.task, self.output, network)
+        self._reading = OutputSpec(self.task, self.output, network)
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"A tolerance is above 0, not {self.tolerance}.")
         if self.precision is not None and not (self.task == "regression" and self.precision > 0):
@@ -124,7 +124,7 @@ class Serving:
         self._resident = None if self._posterior is None else Resident(self._posterior, self.model)
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> OutputSpec:
         """Return how the network's outputs are interpreted; without a task, the first batch decides."""
         return self._reading
 
@@ -140,13 +140,13 @@ class Serving:
         if generator is None:
             generator = Generator(device_of(weights)).manual_seed(int(torch.randint(1 << 62, ())))
         with torch.inference_mode(False), torch.no_grad():
-            takes = Takes.of(self._called)
+            takes = InputSpec.of(self._called)
             if one is not None:
                 return self._tempered(self._batch(ready(without_labels(one, takes), weights), generator))
             start, parts = generator.get_state(), []
             for batch in _tracked(batches, progress):
                 generator.set_state(start)  # the same draws for every batch
-                parts.append(self._batch(ready(first_of(batch, takes), weights), generator))
+                parts.append(self._batch(ready(inputs_from_batch(batch, takes), weights), generator))
         return self._tempered(Prediction.cat(parts))
 
     def _tempered(self, prediction: Prediction) -> Prediction:
@@ -154,7 +154,7 @@ class Serving:
 
     def _batch(self, x: Batch, generator: Generator) -> Prediction:
         """Predict one batch, while no other thread uses the model."""
-        running = Running(size_of(x), self._reading, self.precision, self.keep)
+        running = BatchState(size_of(x), self._reading, self.precision, self.keep)
         if self._resident is None:
             with lock_of(self.model), evaluating(self.model):
                 return self._under(Loop(self.model, x, self._reading), running, samples=1)
@@ -172,11 +172,11 @@ class Serving:
             head = self._head(draws, running) if self.strategy == "auto" and self.samples > 1 else None
             return self._under(head or draws, running, self.samples)
 
-    def _head(self, draws: Loop, running: Running) -> Head | None:
+    def _head(self, draws: Loop, running: BatchState) -> Head | None:
         """Return the draws of the last layer if the first passes, which count as draws, show that only it is random."""
         if (found := last_layer(draws.model)) is None:
             return None
-        watch, head = Watch(draws.net, found[1], draws.reading.tensor), None
+        watch, head = LayerRecorder(draws.net, found[1], draws.reading.tensor), None
         for _ in range(1 if draws.known else 2):
             before = draws.state()
             with watch.watching():
@@ -189,7 +189,7 @@ class Serving:
             head = head or Head(draws.model, *found, inputs, draws.generator)
         return head
 
-    def _under(self, draws: Loop | Head, running: Running, samples: int) -> Prediction:
+    def _under(self, draws: Loop | Head, running: BatchState, samples: int) -> Prediction:
         """Run the draws, all of them or until every input is below the tolerance."""
         look = samples if self.tolerance is None else min(samples, FIRST_LOOK)
         while True:

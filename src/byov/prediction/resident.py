@@ -77,7 +77,7 @@ class Resident:
             undo.enter_context(evaluating(self.net, within))
             undo.enter_context(self.direct())
             for name, tensor in self._named.items():
-                if self.model.handed_under(name):
+                if self.model.is_first_name(name):
                     prefix, _, leaf = name.rpartition(".")
                     undo.callback(_put(modules[prefix], leaf, tensor))
                     own = modules[prefix]._parameters if isinstance(tensor, nn.Parameter) else modules[prefix]._buffers

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byov.prediction.outputs import CLASSES, Reading, Task, class_dim
+from byov.prediction.outputs import CLASSES, OutputSpec, Task, class_dim
 
-Maybe = Tensor | None
+OptionalTensor = Tensor | None
 
 
 @dataclass(eq=False)  # not frozen: Lightning moves what predict_step returns field by field
@@ -196,20 +196,20 @@ def _label_entropy(probs: Tensor) -> Tensor:
 
 
 def prediction_fields(
-    mean: Tensor, variance: Tensor, total: Maybe, expected: Maybe, task: Task = "classification"
+    mean: Tensor, variance: Tensor, total: OptionalTensor, expected: OptionalTensor, task: Task = "classification"
 ) -> dict[str, Any]:
     """Compute the fields of a `Prediction` from the mean, the variance and the two entropies."""
     found = {"mean": mean, "std": variance.sqrt(), "entropy": total, "expected_entropy": expected, "task": task}
     return {**found, "mutual_information": None if expected is None else (total - expected).clamp_min(0.0)}  # type: ignore[operator]
 
 
-class Running:
+class BatchState:
     """The state of one batch during the draws: the moments so far, and the inputs that have stopped."""
 
-    def __init__(self, size: int, reading: Reading, precision: float | None, keep: bool) -> None:
+    def __init__(self, size: int, reading: OutputSpec, precision: float | None, keep: bool) -> None:
         self.size, self.reading, self.precision, self.keep = size, reading, precision, keep
         self.moments, self.open = Moments(reading.task or "classification"), torch.arange(size)
-        self._rows: Maybe = None
+        self._rows: OptionalTensor = None
         self._kept: list[Tensor] = []
         self._stopped: list[tuple[Tensor, Moments]] = []
 
@@ -254,7 +254,7 @@ class Running:
         ).tolist()  # the one wait for a GPU
         if counts[0]:
             raise ValueError(f"The network's outputs are not finite for {counts[0]} of {self.size} inputs.")
-        self.reading.settle(None if self._rows is None else bool(counts[1]))
+        self.reading.confirm_task(None if self._rows is None else bool(counts[1]))
         used = torch.cat([torch.full((len(index),), moments.count) for index, moments in parts])[order]
         draws = torch.cat(self._kept) if self._kept else None
         return Prediction(**fields, samples=used if each else self.moments.count, strategy=strategy, draws=draws)

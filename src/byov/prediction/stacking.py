@@ -16,10 +16,10 @@ from torch import Generator, Tensor
 from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
-from byov.prediction.inputs import Takes, batches_of, device_of, first_of, ready, size_of
-from byov.prediction.outputs import Reading
+from byov.prediction.inputs import InputSpec, batches_of, device_of, inputs_from_batch, ready, size_of
+from byov.prediction.outputs import OutputSpec
 from byov.prediction.resident import Resident
-from byov.prediction.result import Prediction, Running, entropy, prediction_fields
+from byov.prediction.result import BatchState, Prediction, entropy, prediction_fields
 from byov.prediction.strategies import Loop
 
 
@@ -111,13 +111,13 @@ def _members(model: BayesianModule) -> list[list[Noise]] | None:
 
 def _values(model: BayesianModule, x: Tensor | Iterable[Any], noises: list[list[Noise]]) -> Iterator[Tensor]:
     """Yield the class probabilities (S, N, C) of each batch under the draws."""
-    resident, takes = Resident(model), Takes.of(model.net)
+    resident, takes = Resident(model), InputSpec.of(model.net)
     one, batches = batches_of(x, model.net)
     for batch in batches if one is None else [one]:
-        reading = Reading("classification", None, model.net)
-        given = batch if one is not None else first_of(batch, takes)
+        reading = OutputSpec("classification", None, model.net)
+        given = batch if one is not None else inputs_from_batch(batch, takes)
         draws = Loop(model, ready(given, model), reading, resident)
-        running = Running(size_of(draws.x), reading, None, keep=True)
+        running = BatchState(size_of(draws.x), reading, None, keep=True)
         with resident.installed(), torch.inference_mode(False), torch.no_grad():
             for noise in noises:
                 running.take(draws.under(noise)[None])

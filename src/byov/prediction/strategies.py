@@ -15,13 +15,15 @@ from byov.posterior.family import Noise
 from byov.posterior.mixture import Ensemble
 from byov.posterior.module import BayesianModule
 from byov.prediction.head import alike, fingerprint, known, stacked_noise
-from byov.prediction.inputs import Batch, call, device_of, kept, mapped, tensors_of
-from byov.prediction.outputs import Reading
+from byov.prediction.inputs import Batch, call, device_of, kept, map_tensors, tensors_of
+from byov.prediction.outputs import OutputSpec
 from byov.prediction.resident import Resident
 
 Strategy = Literal["auto", "loop", "vmap"]
 
-TOGETHER = 1 << 22  # elements of the outputs that a loop returns at once: adding one draw takes a dozen kernels
+MAX_OUTPUT_ELEMENTS = (
+    1 << 22
+)  # elements of the outputs that a loop returns at once: adding one draw takes a dozen kernels
 CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}  # elements of the weights, or of the inputs, of the draws that vmap batches
 
 
@@ -31,7 +33,7 @@ class Loop:
     strategy, chunk = "loop", 8
 
     def __init__(
-        self, model: Any, x: Batch, reading: Reading, resident: Resident | None = None, generator: Any = None
+        self, model: Any, x: Batch, reading: OutputSpec, resident: Resident | None = None, generator: Any = None
     ) -> None:
         self.model, self.x, self.reading, self.resident, self.generator = model, x, reading, resident, generator
         self.net = model if resident is None else resident.net
@@ -41,7 +43,7 @@ class Loop:
     def __call__(self, count: int) -> Tensor:
         """Return the network's outputs under the next draws (K, N, …), fewer than `count` if they are large."""
         out = self.under(self.noise())
-        outputs = out.new_empty(min(count, max(1, TOGETHER // max(out.numel(), 1))), *out.shape)
+        outputs = out.new_empty(min(count, max(1, MAX_OUTPUT_ELEMENTS // max(out.numel(), 1))), *out.shape)
         outputs[0] = out
         del out  # CUDA graphs reuse the memory of a pass only if nothing refers to it
         for i in range(1, len(outputs)):
@@ -59,7 +61,7 @@ class Loop:
         if self.resident is None:
             return call(self.net, self.x, self.reading.tensor)
         self.resident.write(noise)
-        x = mapped(Tensor.clone, self.x) if self._copy else self.x
+        x = map_tensors(Tensor.clone, self.x) if self._copy else self.x
         out = call(self.net, x, self.reading.tensor)
         self._copy = self._copy and (not self.known or any(tensor._version for tensor in tensors_of(x)))
         return out
@@ -101,7 +103,7 @@ class Vmap(Loop):
         within = "" if net is inner else next(f"{name}." for name, module in net.named_modules() if module is inner)
         tensors = {within + name: tensor for name, tensor in self.model.tensors(noise).items()}
         under = lambda *args, **kwargs: functional_call(net, tensors, args, kwargs, tie_weights=False)  # noqa: E731
-        x = mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x)
+        x = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), self.x)
         return call(under, x, self.reading.tensor)
 
 

@@ -48,7 +48,7 @@ def masked(module: nn.Module) -> Iterator[str]:
             yield hook._tensor_name
 
 
-def renew_output(attention: nn.Module, inputs: Any) -> None:
+def apply_output_masks(attention: nn.Module, inputs: Any) -> None:
     """Apply the masks of an attention's output layer, whose weights are read without calling that layer's hook."""
     output: Any = attention.out_proj
     for hook in list(output._forward_pre_hooks.values()):
@@ -56,11 +56,11 @@ def renew_output(attention: nn.Module, inputs: Any) -> None:
             hook(output, inputs)
 
 
-def hold_output_masks(net: nn.Module) -> nn.Module:
+def keep_output_masks(net: nn.Module) -> nn.Module:
     """Keep the masks of attention layers' output weights applied; this is the last step of masking a network."""
     for module in net.modules():
         if isinstance(module, nn.MultiheadAttention) and masks.is_pruned(module.out_proj):
-            module.register_forward_pre_hook(renew_output)
+            module.register_forward_pre_hook(apply_output_masks)
     return net
 
 
@@ -70,6 +70,6 @@ def make_permanent(net: nn.Module) -> nn.Module:
         for leaf in list(masked(module)):
             masks.remove(module, leaf)
         if isinstance(module, nn.MultiheadAttention):
-            for key in [key for key, hook in module._forward_pre_hooks.items() if hook is renew_output]:
+            for key in [key for key, hook in module._forward_pre_hooks.items() if hook is apply_output_masks]:
                 del module._forward_pre_hooks[key]
     return net

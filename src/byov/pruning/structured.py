@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.pruning.blocks import Block, Kind, Part, find_blocks
-from byov.pruning.masks import hold_output_masks, make_permanent, mask
+from byov.pruning.masks import keep_output_masks, make_permanent, mask
 from byov.pruning.unstructured import By, Scope, check, check_ordered, lowest, plain_copy
 
 Pick = Callable[[Block], bool] | None
@@ -73,7 +73,7 @@ def mask_groups(
     for _, places in occurrences(net):
         if (name := places[0][0]) in ones:
             mask(places, ones[name])
-    return hold_output_masks(net)
+    return keep_output_masks(net)
 
 
 @torch.no_grad()

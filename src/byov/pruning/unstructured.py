@@ -18,7 +18,7 @@ from torch.nn.utils import prune as masks
 from byov.posterior.layout import occurrences
 from byov.posterior.module import BayesianModule
 from byov.posterior.select import Predicate, norm_layers
-from byov.pruning.masks import hold_output_masks, mask, masked_tensors
+from byov.pruning.masks import keep_output_masks, mask, masked_tensors
 
 By = Literal["snr", "magnitude"]
 Ranking = Literal["snr", "magnitude", "random"]
@@ -91,7 +91,7 @@ def prune(
     pruned = lowest_scores(scores, magnitudes, sparsity, scope)
     for (parameter, places), gone in zip(chosen, pruned, strict=True):
         mask(places, ~gone.view(parameter.shape).to(parameter.device))
-    return hold_output_masks(net)
+    return keep_output_masks(net)
 
 
 def sweep(

@@ -13,7 +13,7 @@ from byov.evaluation.rows import CLEAN, Row, summarise
 from byov.report.sources import ReportedRun
 from byov.ssl.registry import OBJECTIVES
 from byov.train.config import flatten
-from byov.train.run import FREE
+from byov.train.run import RESUMABLE
 
 FAMILIES = {
     "none": "Point network",
@@ -24,7 +24,7 @@ FAMILIES = {
     "emp": "EMP",
     "ecmp": "ECMP",
 }
-UNCOMPARED = {"train.seed", *FREE}
+UNCOMPARED = {"train.seed", *RESUMABLE}
 """Settings that may differ within a group."""
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from byov.evaluation import results
 from byov.evaluation.rows import CLEAN, Row
-from byov.files import REAL, misfit, read_json
+from byov.files import REAL, mismatch, read_json
 from byov.report.drawing import figure_uri
 from byov.runs import CHECKPOINT, Header, read_header
 
@@ -125,11 +125,11 @@ def _take_file(path: Path, sources: Sources) -> None:
             raise ValueError(f"{path} holds no rows yet: run its command again.")
         _owner(evaluation["protocol"]["model"]["name"], path, sources.runs, "evaluation").evaluation = evaluation
         return
-    kind = next((kind for kind, (tells, _) in PATTERNS.items() if not misfit(content, tells)), None)
+    kind = next((kind for kind, (tells, _) in PATTERNS.items() if not mismatch(content, tells)), None)
     if kind is None:
         known = "byov evaluate, probe, prune, explore or reproduce"
         raise ValueError(f"{path} is not a file that {known} writes, so the report cannot show it.")
-    if wrong := misfit(content, PATTERNS[kind][1]):
+    if wrong := mismatch(content, PATTERNS[kind][1]):
         raise ValueError(f"{path} is not a valid file of byov {kind}: {wrong}.")
     if kind == "probe":
         _owner(content["protocol"].get("run") or path.stem, path, sources.runs, "probe").probe = content

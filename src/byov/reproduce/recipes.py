@@ -13,12 +13,12 @@ from byov.ssl import pretrain
 from byov.ssl.pretrain import Pretrain
 from byov.train import supervised
 from byov.train.config import flatten, load_config
-from byov.train.run import FREE, difference
+from byov.train.run import RESUMABLE, difference
 from byov.train.supervised import Supervised
 
 T = TypeVar("T", Pretrain, Supervised)
 
-PLACE = {"train.accelerator", "train.devices", *FREE}
+PLACE = {"train.accelerator", "train.devices", *RESUMABLE}
 """Settings that say where a run was trained; runs that differ only in them are the same."""
 
 

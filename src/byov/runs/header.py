@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from byov.data.printable import reason
-from byov.files import REAL, misfit, whole
+from byov.files import REAL, mismatch, whole
 from byov.train import checkpoint
 from byov.train.config import flatten
 
@@ -115,7 +115,7 @@ def read_header(path: str | Path, kinds: Sequence[str] = ("pretrain", "train")) 
     about = state["recipe"]
     if about.get("kind") not in kinds:
         raise ValueError(f"{path} is not a run of byov {' or byov '.join(kinds)}: its kind is {about.get('kind')!r}.")
-    wrong = misfit(about, ABOUT) or misfit(state, {"step?": int, "total?": int}) or _wrong_moments(about)
+    wrong = mismatch(about, ABOUT) or mismatch(state, {"step?": int, "total?": int}) or _wrong_moments(about)
     if wrong:
         raise ValueError(f"{file} is damaged: in its header, {wrong}.")
     return Header(file, about, state.get("step") or 0, state.get("total") or 0)

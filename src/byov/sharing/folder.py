@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from byov.files import misfit, read_json, replacing, write_json
+from byov.files import mismatch, read_json, replacing, write_json
 from byov.posterior.bayesianize import bayesianize
 from byov.posterior.family import Family
 from byov.posterior.layout import occurrences
@@ -147,7 +147,7 @@ def load(
     if missing := [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} is not a saved posterior: it has no {' and no '.join(missing)}.")
     about = read_json(folder / ABOUT)
-    if wrong := misfit(about, PATTERN):
+    if wrong := mismatch(about, PATTERN):
         raise ValueError(f"{folder / ABOUT} is not what byov writes: {wrong}.")
     if about["format"] > FORMAT:
         raise ValueError(f"{folder} was saved by byov {about.get('byov')}, which is newer than this one: update it.")

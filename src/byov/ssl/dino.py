@@ -14,7 +14,7 @@ from byov.ssl.objective import Heads, Objective, Student, Teacher, in_float32
 BOTTLENECK = 256
 START, END, WARMUP = 0.04, 0.07, 0.1
 """The teacher's temperature: linear from 0.04 to 0.07 over 30 of 300 epochs (appendix C), here over a tenth of all."""
-KEPT = 0.9
+CENTRE_DECAY = 0.9
 """The decay of the centre's moving average."""
 
 
@@ -92,7 +92,7 @@ class DINO(Objective):
             dist.all_reduce(self.said)
             self.said /= dist.get_world_size()
         batch = torch.where(self.parts > 0, self.said / self.parts, self.centre)
-        self.centre.lerp_(batch, 1 - KEPT)
+        self.centre.lerp_(batch, 1 - CENTRE_DECAY)
         self.said.zero_()
         self.parts.zero_()
         self.sharp.fill_(START + (END - START) * min(1.0, step / (WARMUP * total)))

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from byov import models
 from byov.data import Batch, FolderSet, ImageSet
-from byov.data.config import DataConfig, Like
+from byov.data.config import DataConfig, DataSpec
 from byov.data.datasets import check_memory
 from byov.posterior import ECMP, EMP, Family, bayesianize
 from byov.ssl.byov import Coverage, PriorName, coverage, prior_by_name
@@ -175,7 +175,7 @@ class PretrainTask:
         )
 
 
-def build(recipe: Pretrain, data: ImageSet | FolderSet | Like, world: int, device: torch.device) -> Learner:
+def build(recipe: Pretrain, data: ImageSet | FolderSet | DataSpec, world: int, device: torch.device) -> Learner:
     """Build the module described by a recipe, for images like `data`."""
     kind = objective(recipe.ssl.objective)
     encoder, features = models.encoder(recipe.model.encoder, data.channels, data.image_size, recipe.model.pretrained)

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from byov.files import naming, whole
+from byov.files import naming_file, whole
 
 _KEY, _SUMS = "byov", "crc32"
 _HEADER_LIMIT = 99_000_000  # safetensors' own limit is 100 MB, including the tensors' names
@@ -111,7 +111,7 @@ def _read(path: str | os.PathLike[str], take: Callable[[Tensor], Tensor], check:
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
     try:
-        with naming(path), safe_open(path, framework="pt") as file:
+        with naming_file(path), safe_open(path, framework="pt") as file:
             about, tensors = file.metadata(), {}
             skeleton = about[_KEY]
             sums = json.loads(about.get(_SUMS, "{}"))  # older versions of byov wrote none

@@ -19,7 +19,7 @@ from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from byov.files import naming
+from byov.files import naming_file
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def _read(path: str | PathLike[str] | None, seen: tuple[Path, ...] = ()) -> dict
     if path.stat().st_size > 20_000:  # tomllib is quadratic in the length of a dotted key
         raise ValueError(f"{path} is too large for a recipe: it has {path.stat().st_size} bytes.")
     try:
-        with naming(path):
+        with naming_file(path):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # from TOML, UTF-8, or Python's limit on the digits of a number
         raise ValueError(f"{path} is not TOML: {error}.") from None

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from byov.posterior import beta, elbo
-from byov.posthoc.labelled import aligned, labelled
+from byov.posthoc.labelled import align_labels, labelled
 from byov.posthoc.swag import SWAG
 from byov.prediction import Serving
 from byov.prediction.inputs import device_of
@@ -109,7 +109,7 @@ class Fitting:
         serving = Serving(model, samples, task=reading.task, output=reading.output, precision=tau)
         with self._cast():
             prediction = serving(inputs(), generator, progress=False)
-        return scored(prediction, aligned(torch.cat(labels), serving.reading))
+        return scored(prediction, align_labels(torch.cat(labels), serving.reading))
 
     def _cast(self) -> Any:
         kind = device_of(self.model).type

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from byov.files import naming
+from byov.files import naming_file
 from byov.posterior import BayesianModule
 from byov.posterior.layer_statistics import layer_statistics
 
@@ -69,7 +69,7 @@ class Journal:
             stack.callback(setattr, threading, "excepthook", threading.excepthook)
             self.hook, threading.excepthook = threading.excepthook, self._of_board
             self.file = stack.enter_context((self.run / "log.jsonl").open("ab", buffering=0))
-            with naming(self.run / "tensorboard"):
+            with naming_file(self.run / "tensorboard"):
                 self.board = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.step + 1)
             stack.callback(self._close_board)
             self.console = Console(stderr=True)
@@ -110,7 +110,7 @@ class Journal:
             return
         line = {**self._at(step), "seconds": round(seconds, 3), "images_per_s": round(speed, 1), **values}
         _append(self.file, line)
-        with naming(self.run / "tensorboard"):
+        with naming_file(self.run / "tensorboard"):
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
         # The sum of SSL loss and KL may rise in a healthy run.
@@ -161,7 +161,7 @@ def _short(value: float | None) -> float | None:
 def _append(file: BinaryIO, entry: dict[str, Any]) -> None:
     """Write a line immediately."""
     line = json.dumps(entry).encode() + b"\n"
-    with naming(Path(file.name)):
+    with naming_file(Path(file.name)):
         written = file.write(line)
         while written < len(line):  # the disk is full, or nearly
             written += file.write(line[written:])

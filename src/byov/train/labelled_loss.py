@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from byov.metrics import functional as scores
 from byov.posterior import BayesianModule
-from byov.posthoc.labelled import IGNORED, aligned, class_numbers, task_of
+from byov.posthoc.labelled import IGNORED, align_labels, class_numbers, task_of
 from byov.prediction.inputs import call, ready
-from byov.prediction.outputs import CLASSES, Output, Reading, Task, class_dim
+from byov.prediction.outputs import CLASSES, Output, OutputSpec, Task, class_dim
 from byov.prediction.result import Prediction
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -38,7 +38,7 @@ class Criterion:
     ) -> None:
         net = inner if posterior is not inner or posterior is None else posterior.net
         self.model, self.net, self.posterior, self.loss, self.tau = model, net, posterior, loss, tau
-        self.reading = Reading(task, output, net)
+        self.reading = OutputSpec(task, output, net)
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Criterion:
             return self.loss(outputs, y.to(outputs.device)).mean()
         if self.reading.task is None:
             self.reading.task = task_of(outputs, y)
-        outputs, y = self.reading.shaped(outputs[None])[0], aligned(y, self.reading)
+        outputs, y = self.reading.shaped(outputs[None])[0], align_labels(y, self.reading)
         return negative_log_likelihood(self.reading.task, outputs, y, self.tau)
 
 

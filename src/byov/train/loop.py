@@ -31,7 +31,7 @@ from byov.train.train_config import TrainConfig
 
 CERTAIN = 1e30
 """|μ|/σ of a weight with σ = 0; finite, so that it can be logged."""
-WIDE = 0.3
+LOW_SNR = 0.3
 """Self-supervised training warns below this median |μ|/σ. For a ResNet-18 whose ratio fell to 0.001, and which ended
 3 points below BYOL, the loss began to lag at about 1; at 0.3 this was beyond doubt, with half of the run left."""
 
@@ -227,7 +227,7 @@ class Loop:
         config, before, started = self.config, self.seconds, monotonic()
         deadline = started + 60 * config.minutes if config.minutes else float("inf")
         saved = started
-        (self.signal,) = self._agree(signals.caught)
+        (self.signal,) = self._max_over_ranks(signals.caught)
         if self.signal:
             return
         for parts in self._groups():
@@ -242,7 +242,7 @@ class Loop:
             journal.record_layers(self.step, self.task.trainable())
             now = monotonic()
             flags = signals.caught, now >= deadline, now - saved >= 60 * config.save_minutes
-            self.signal, late, due = self._agree(*flags)
+            self.signal, late, due = self._max_over_ranks(*flags)
             if (self.signal or late) and self.step < self.total:
                 break
             if due:
@@ -305,7 +305,7 @@ class Loop:
     def _report(self, journal: Journal, out: Any) -> None:
         values = {name: float(value.detach()) for name, value in out._asdict().items()}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        if self._agree(not isfinite(values["loss"]))[0]:  # on any process: all stop, and the first reports it
+        if self._max_over_ranks(not isfinite(values["loss"]))[0]:  # on any process: all stop, and the first reports it
             journal.write(self.step, self.seconds, values)
             lost = f"{values['loss']}" if not isfinite(values["loss"]) else "not finite on another process"
             raise Diverged(f"The loss is {lost} at step {self.step}. {_ADVICE}")
@@ -319,7 +319,7 @@ class Loop:
         model = self.task.trainable()
         if isinstance(model, BayesianModule):
             values |= posterior_summary(model)
-            if "spread" in values and values["snr"] < WIDE:  # with labels a wide posterior may be intended
+            if "spread" in values and values["snr"] < LOW_SNR:  # with labels a wide posterior may be intended
                 journal.alarm(
                     self.step,
                     f"The posterior is wide: the median |μ|/σ is {values['snr']:.2g}, and the student learns through"
@@ -329,7 +329,7 @@ class Loop:
                 )
         journal.write(self.step, self.seconds, values, self.step * self.config.batch_size / max(self.seconds, 1e-9))
 
-    def _agree(self, *flags: int) -> list[int]:
+    def _max_over_ranks(self, *flags: int) -> list[int]:
         """Return the maximum of each flag over all ranks.
 
         Clocks differ and a signal may reach only one rank, but all must stop or save at the same step.

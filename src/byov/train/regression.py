@@ -15,7 +15,7 @@ from byov.device import choose_device
 from byov.posterior import ECMP, EMP, BayesianModule, Ensemble, Family
 from byov.posterior.random import stream
 from byov.prediction import predict
-from byov.train.regression_networks import NUMBER, Data, Settings, Split, normed, train
+from byov.train.regression_networks import NUMBER, Data, Settings, Split, has_batchnorm, train
 
 __all__ = ["Fitted", "Settings", "Split", "fit"]
 
@@ -149,7 +149,7 @@ def _check(
         if len(index) < settings.batch:
             few = f"{len(index)} training rows are fewer than the batch of {settings.batch}"
             raise ValueError(f"{few}: choose a smaller batch.")
-        if settings.cut(len(index))[1] < 2 and any(map(normed, families.values())):
+        if settings.cut(len(index))[1] < 2 and any(map(has_batchnorm, families.values())):
             raise ValueError("BatchNorm needs at least 2 rows in a minibatch, not 1: choose a larger batch.")
 
 
@@ -166,12 +166,12 @@ def _check_family(family: Family) -> None:
         raise ValueError(f"The regression network takes families with σ = 0, not {family}.")
     if not isinstance(family, EMP | ECMP | Ensemble):
         return
-    starts = "all start at Settings.gamma and 0" if normed(family) else "start from separate seeds"
+    starts = "all start at Settings.gamma and 0" if has_batchnorm(family) else "start from separate seeds"
     if family.learn_probs:
         raise ValueError(f"The regression network's mixing probabilities are fixed: {name} takes no learn_probs here.")
     if family.spread:
         raise ValueError(f"The regression network's components {starts}: {name} takes no spread here.")
-    if normed(family) and family.start != "copy":
+    if has_batchnorm(family) and family.start != "copy":
         raise ValueError(f"The regression network's components {starts}: {name} takes no start='reset' here.")
 
 

@@ -101,7 +101,7 @@ class Split:
     weight_decay: float
 
 
-def normed(family: Family) -> bool:
+def has_batchnorm(family: Family) -> bool:
     """Check whether there are BatchNorm layers: EMP and ECMP patch them, the other two have none (Appendix D.7)."""
     return isinstance(family, EMP | ECMP)
 
@@ -149,7 +149,7 @@ class Networks:
         parts = [part if part.ndim == 3 else part.unsqueeze(2) for part in stacked]  # a bias is (B, units, 1)
         self.sizes = [] if isinstance(family, Ensemble) else widths
         self.moments: list[Tensor] = []
-        if normed(family):
+        if has_batchnorm(family):
             patch = torch.stack([torch.cat(parameters(net, nn.BatchNorm1d)) for net in self.nets])
             parts.append(patch.unsqueeze(1).repeat(1, family.k, 1))  # type: ignore[attr-defined]
             self.sizes = [width for width in widths for _ in ("γ", "β")]
@@ -164,7 +164,7 @@ class Networks:
         (_, features), (_, targets) = (part.shape for part in (self.splits[0].x, self.splits[0].y))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(seed, NUMBER[type(self.family)], member))
-            norm, gamma = normed(self.family), self.settings.gamma
+            norm, gamma = has_batchnorm(self.family), self.settings.gamma
             return regression_mlp(features, self.settings.hidden, targets, norm=norm, gamma=gamma)
 
     def fit(self) -> None:
@@ -193,10 +193,10 @@ class Networks:
     def _forward(self, x: Tensor, noise: Tensor) -> Tensor:
         weight1, bias1, weight2, bias2, *patches = self.parts
         drawn = (patches[0].gather(1, noise.unsqueeze(1)).squeeze(1) if patches else noise).split(self.sizes, 1)
-        hidden = torch.baddbmm(bias1, weight1, self._varied(0, x, drawn)).relu()
-        return torch.baddbmm(bias2, weight2, self._varied(1, hidden, drawn))
+        hidden = torch.baddbmm(bias1, weight1, self._layer_input(0, x, drawn)).relu()
+        return torch.baddbmm(bias2, weight2, self._layer_input(1, hidden, drawn))
 
-    def _varied(self, layer: int, x: Tensor, drawn: Sequence[Tensor]) -> Tensor:
+    def _layer_input(self, layer: int, x: Tensor, drawn: Sequence[Tensor]) -> Tensor:
         """Return the inputs of a linear layer after patched BatchNorm, or after dropout's mask."""
         if isinstance(self.family, Ensemble):
             return x
@@ -225,8 +225,8 @@ class Networks:
         running = [m for norm in net if isinstance(norm, nn.BatchNorm1d) for m in (norm.running_mean, norm.running_var)]
         for moment, all_of in zip(running, self.moments, strict=True):
             moment.copy_(all_of.view(len(self.nets), -1)[first])  # type: ignore[union-attr]
-        model = bayesianize(net, {norm_layers if normed(self.family) else nn.Linear: self.family})
-        if normed(self.family):
+        model = bayesianize(net, {norm_layers if has_batchnorm(self.family) else nn.Linear: self.family})
+        if has_batchnorm(self.family):
             model.factors[0].get_parameter("components").copy_(self.parts[4][first])
         elif isinstance(self.family, Ensemble):
             members = [part[first:][: len(self.members)].flatten(1) for part in self.parts]

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 
 from byov.data import FolderSet, ImageSet
-from byov.data.config import Like
+from byov.data.config import DataSpec
 from byov.train import Stopped, checkpoint
 from byov.train.config import flatten, to_dict
 from byov.train.fabric import Signals, explain_lost_process, make_fabric, print_errors, print_lines, raise_on_all
 from byov.train.loop import Loop, RecipeTask
 from byov.train.readme import write_readme
-from byov.train.train_config import ON_CPU, ON_GPU, OPEN, as_started, fit_to_data, fit_to_machine
+from byov.train.train_config import AUTO_SETTINGS, ON_CPU, ON_GPU, as_started, fit_to_data, fit_to_machine
 
-FREE = {
+RESUMABLE = {
     *("train.minutes", "train.save_minutes", "train.log_every", "train.workers", "train.cuda_graphs"),
     *("data.root", "data.download"),
 }
@@ -64,14 +64,14 @@ def _about(state: Any, kind: str, run: Path) -> dict[str, Any]:
     return about
 
 
-def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = FREE) -> str:
+def difference(recipe: Any, config: dict[str, Any], free: Collection[str] = RESUMABLE) -> str:
     """Describe the first setting, except `free` ones, in which a run's config differs from a recipe; "" if none.
 
     A setting missing in an older config had its default. Settings that the recipe leaves open are those of the run, and
     a GPU's compiled bf16 matches the values that `TrainConfig.on` gives it on a CPU.
     """
     before, now = flatten(to_dict(type(recipe)())) | flatten(config), flatten(to_dict(recipe))
-    free = {*free, *(key for key, left_open in OPEN.items() if now.get(key, ...) == left_open)}
+    free = {*free, *(key for key, left_open in AUTO_SETTINGS.items() if now.get(key, ...) == left_open)}
     machine = ("train.compile", "train.precision")
     if {tuple(of.get(key) for key in machine) for of in (before, now)} == {ON_GPU, ON_CPU}:
         free |= {*machine}
@@ -171,13 +171,13 @@ def description(kind: str, recipe: Any, data: ImageSet | FolderSet) -> dict[str,
     }
 
 
-def reopen(run: Path, kind: str) -> tuple[dict[str, Any], Like]:
+def reopen(run: Path, kind: str) -> tuple[dict[str, Any], DataSpec]:
     """Read the checkpoint of a run of this kind; return it and the properties of its data."""
     state = checkpoint.load(run / "checkpoint.safetensors" if run.is_dir() else run)
     about = _about(state, kind, run)
     try:
         (channels, size), data = about["shape"], about["data"]
-        return state, Like(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
+        return state, DataSpec(channels, size, tuple(data["mean"]), tuple(data["std"]), data["images"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{run} does not describe its data.") from None
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch, Batches, CropFlip, FolderSet, ImageSet
-from byov.data.config import DataConfig, Like
+from byov.data.config import DataConfig, DataSpec
 from byov.data.transforms import ResizedCrop
 from byov.models import create
 from byov.models.registry import call_entry, try_image
@@ -196,7 +196,7 @@ class SupervisedTask(PenalisedTask):
 
 def build(
     recipe: Supervised,
-    data: ImageSet | FolderSet | Like,
+    data: ImageSet | FolderSet | DataSpec,
     classes: int,
     world: int,
     device: torch.device,

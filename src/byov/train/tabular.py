@@ -15,8 +15,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from byov.data import Batch
-from byov.data.config import Like
-from byov.data.tables import Rows, Scale, Table, matched, table, training_rows, uci
+from byov.data.config import DataSpec
+from byov.data.tables import Rows, Scale, Table, column_indices, table, training_rows, uci
 from byov.models import regression_mlp
 from byov.models.registry import call_entry
 from byov.train import checkpoint
@@ -167,7 +167,7 @@ class TableTask(PenalisedTask):
         return batch.images, batch.labels, self.weight(place)
 
 
-def build(recipe: Tabular, like: Rows | Like, targets: Targets, world: int, device: torch.device) -> Regressor:
+def build(recipe: Tabular, like: Rows | DataSpec, targets: Targets, world: int, device: torch.device) -> Regressor:
     """Build the module described by a recipe, for rows with as many features as `like` has channels."""
     name, features, outputs = recipe.model.name, like.channels, len(targets[0])
     if name == "mlp":
@@ -187,7 +187,7 @@ def start(recipe: Tabular, run: Path, resume: bool = False) -> bool:
     return execute("table", recipe, run, resume, TableTask)
 
 
-def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, Like]:
+def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, Tabular, DataSpec]:
     """Load the module, the recipe and the data properties of a run from its checkpoint."""
     state, like = reopen(run, "table")
     about = state["recipe"]
@@ -199,7 +199,7 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, T
     return module.to(device).eval(), recipe, replace(like, digest=about["data"]["digest"], **names)
 
 
-def held_out(recipe: Tabular, like: Like, root: Path | None = None) -> tuple[Table, Tensor, Tensor]:
+def held_out(recipe: Tabular, like: DataSpec, root: Path | None = None) -> tuple[Table, Tensor, Tensor]:
     """Return the table of a run, its test rows and their targets (n, T); raise if the table changed since training.
 
     Named columns may be in another order. Other rows would give other splits.
@@ -209,7 +209,7 @@ def held_out(recipe: Tabular, like: Like, root: Path | None = None) -> tuple[Tab
     )
     data = config.table()
     if data.columns and like.columns:
-        places = matched(data.columns, like.columns, like.target, config.name)
+        places = column_indices(data.columns, like.columns, like.target, config.name)
         data = replace(data, X=data.X[:, places], columns=like.columns)
     if data.digest != like.digest:
         raise ValueError(f"{config.name} has changed since the run was trained on it, so its test rows are unknown.")

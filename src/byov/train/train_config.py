@@ -35,7 +35,7 @@ STEPS = 1000
 """Minimum number of steps if a recipe does not set the epochs."""
 LOOKED_AT = 500
 """Maximum number of files whose size is read."""
-OPEN = {
+AUTO_SETTINGS = {
     **dict.fromkeys(("train.compile", "train.precision", "train.batch", "train.epochs"), "auto"),
     "data.image_size": None,
 }
@@ -184,7 +184,7 @@ def shorter_side(paths: Sequence[str]) -> int:
 
 def as_started(recipe: Any, config: dict[str, Any]) -> Any:
     """Return the recipe with its open settings taken from the config with which a run was started."""
-    for key, left_open in OPEN.items():
+    for key, left_open in AUTO_SETTINGS.items():
         table, name = key.split(".")
         part = getattr(recipe, table)
         if getattr(part, name, ...) == left_open and name in config.get(table, {}):

@@ -19,7 +19,7 @@ from byov.posterior.family import Noise
 from byov.posterior.module import BayesianModule, lock_of
 from byov.prediction.head import alike, last_layer
 from byov.prediction.inputs import Batch, call, device_of, ready, tensors_of
-from byov.prediction.outputs import Output, Reading, Task
+from byov.prediction.outputs import Output, OutputSpec, Task
 from byov.prediction.predict import predict
 from byov.prediction.resident import evaluating
 from byov.prediction.result import Moments, Prediction
@@ -44,7 +44,7 @@ class Fixed(nn.Module):
         super().__init__()
         self.net, self.names = model.net, names
         self.temperature, self.precision = reading.pop("temperature"), reading.pop("precision")
-        self.reading = Reading(**reading, net=model.net)
+        self.reading = OutputSpec(**reading, net=model.net)
         self.draws: list[dict[str, str]] = []
         """For each draw, the buffer name of each tensor, by its name in the network; tied tensors share a buffer."""
         for k, noise in enumerate(noises[:1] if once else noises):
