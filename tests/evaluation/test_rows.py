@@ -163,7 +163,7 @@ def test_corruption_errors_against_a_baseline_at_mu() -> None:
     harmless = corruption_errors(rows(0.9, 0.8, 0.6), rows(0.8, 0.8, 0.8))["at_mean"]
     assert harmless["mCE"] == pytest.approx(100 * (0.2 / 0.2 + 0.4 / 0.2) / 2)
     assert harmless["relative_mCE"] is None
-    assert "no harm" in harmless["note"]
+    assert "does not harm" in harmless["note"]
 
 
 def test_severities_are_read() -> None:

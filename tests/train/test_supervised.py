@@ -266,7 +266,7 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(call: Any, tmp_path: P
         ("posterior.learn_probs=true", "posterior.learn_probs is for ensemble, emp, ecmp, not for gaussian"),
         ("posterior.on=before-norm", "is for dropout, not for gaussian"),
         (f"posterior.on=norm model.name=python:{here}:no_norm", "No parameter matches the rule"),
-        (f"model.name=python:{here}:no_network", "gives str, not a torch.nn.Module"),
+        (f"model.name=python:{here}:no_network", "returns str, not a torch.nn.Module"),
         (f"data.name=npz:{tmp_path / 'bare.npz'}", "has no labels: pretrain on it instead"),
         (f"data.name=cifar10 data.root={tmp_path}", "cifar10 is not in"),
     ]
