@@ -45,7 +45,7 @@ def demo(out: Path | None = None, epochs: int = 40) -> None:
         for name, settings in recipes.items():
             console.print(f"Pretraining {name} on 1,347 digits, without their labels …")
             start(settings, folders[name])
-            runs[name] = probe_run(folders[name], samples=DRAWS, fit_samples=FIT_DRAWS, k=20, device="cpu")
+            runs[name] = probe_run(folders[name], samples=DRAWS, fit_samples=FIT_DRAWS, device="cpu")
         console.print(probes({name: run.result for name, run in runs.items()}))
         results = {name: {"scores": run.result.numbers(), "protocol": run.protocol} for name, run in runs.items()}
         page = make_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from rich.console import Console
 
 from byov.data.config import DataConfig
+from byov.evaluation.end_of_run import pretrain_lines
 from byov.evaluation.probing import probe_run
 from byov.report.tables import probes
 from byov.ssl.linear_evaluation import LinearSettings, linear_evaluation
 from byov.ssl.pretrain import restore
-from byov.ssl.probe import ProbeResult, Scores
+from byov.ssl.probe import ProbeResult, ProbeSettings, Scores
 
 PROBE = ("--samples", "2", "--fit-samples", "1", "--k", "10", "--seed", 4, "--device", "cpu")
 
@@ -55,6 +57,17 @@ def test_it_prints_a_table_and_writes_the_numbers_with_their_protocol(call: Any,
     assert f"{100 * saved['scores']['linear/top1']:.2f}" in shown
     assert [path.name for path in out.parent.iterdir()] == ["probe.json"]
     assert probed(call, run, out, "--seed", 5, "--force")[0]["protocol"]["settings"]["seed"] == 5
+
+
+def test_nearest_neighbours_are_those_at_the_end_of_pretraining(call: Any, run: Path) -> None:
+    status, shown, _ = call("probe", run, "--split", "holdout", "--samples", 0, "--device", "cpu")
+    at_end = re.search(r"kNN at μ (\d+\.\d) % of .* \((k = \d+), ", " ".join(pretrain_lines(run)))
+    top1 = re.search(r"kNN, μ +(\d+\.\d+)", shown)
+    assert status == 0
+    assert at_end is not None
+    assert top1 is not None
+    assert (float(at_end[1]), at_end[2]) == (round(float(top1[1]), 1), "k = 20")
+    assert "(kNN: k = 20)" in shown
 
 
 def test_temperatures_are_fitted_where_they_are_asked_for(
@@ -111,11 +124,12 @@ def test_the_part_that_was_held_out_is_read(run: Path) -> None:
 
 def test_the_table_names_models_word_for_word_and_fits_a_terminal() -> None:
     scores = Scores(**dict.fromkeys(Scores.__dataclass_fields__, 0.5))
-    result = ProbeResult({"linear": scores, "knn_draws": scores}, {}, None, None)  # type: ignore[arg-type]
+    result = ProbeResult({"linear": scores, "knn_draws": scores}, {}, None, ProbeSettings(k=7))  # type: ignore[arg-type]
     console = Console(width=80)
     with console.capture() as capture:
         console.print(probes({"[red]a[/red]": result, "[/]": result}))
     text = capture.get()
     assert all(words in text for words in ("[red]a[/red]", "[/]", "linear, μ", "kNN, draws"))
     assert text.count("50.00") == 8
+    assert "(kNN: k = 7)" in text
     assert not any(words in text for words in ("kNN, μ", "…"))

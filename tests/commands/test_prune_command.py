@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -45,6 +47,13 @@ def test_the_command_prunes_a_supervised_run(runs: Path, call: Any, tmp_path: Pa
         line = next(line for line in said.splitlines() if row.name in line)
         assert f"{row.zeros:,}" in line
         assert f"{row.weights - row.zeros:,}" in line
+    following = said.splitlines()[-1].removeprefix("Next: byov ")
+    copy = shutil.copytree(runs / "bbb", tmp_path / "copy")
+    assert call(*shlex.split(following.replace(str(runs / "bbb"), str(copy))), "--device", "cpu")[0] == 0
+    curve = json.loads((copy / "pruned_sweep.json").read_text())["curves"][0]
+    probs, labels = of_test_digits(net, runs / "bbb")
+    assert (curve["by"], curve["sparsity"]) == (by, [0.0, 0.7])
+    assert curve["top1"][1] == pytest.approx(accuracy(probs, labels).item())
     dense = sum(t.nbytes for t in model.point_state_dict().values())
     assert f"dense {dense:,} bytes, sparse {out.stat().st_size:,}" in said
     assert out.stat().st_size < 0.5 * dense

@@ -29,6 +29,8 @@ REFUSED = [
     ("pretrain broken.toml --run new", "broken.toml"),
     ("train broken.toml --run new", "broken.toml"),
     ("train empty --run new", "empty"),
+    ("train boston_emp --run new --set data.name=csv:t.csv", "has the unknown prefix 'csv:': a table is table:FILE"),
+    ("train boston_emp --run new --set data.name=t.csv", "lacks a prefix: a table is table:FILE"),
     # What is no run
     ("probe none", "There is no run at none"),
     ("probe empty", "There is no run at empty"),
@@ -73,6 +75,7 @@ REFUSED = [
     ("evaluate byov --strategy vmap", "its strategy is loop"),
     ("evaluate byov --image-size 32", "1 channels and 8 pixels"),
     ("evaluate byov --data folder:odd", "different classes (2 and 1)"),
+    ("evaluate bbb --data folder:spoiled", "put the test images of each class in spoiled/test/CLASS"),
     ("evaluate bbb --out .", "a folder"),
     ("evaluate bbb --out /dev/full --force", "/dev/full is a device or a pipe"),
     ("evaluate python:some_nets:five --data digits", "5 outputs, but digits has 10 classes"),
@@ -107,7 +110,7 @@ REFUSED = [
     ("prune bbb --scope both --out out", "'both'"),
     ("prune bbb --by random --groups --out out", "'random'"),
     ("prune bbb --by random --rounds 2 --out out", "'random'"),
-    ("prune plain --out out", "no σ"),
+    ("prune plain --out out", "--by magnitude"),
     ("prune bbb --out .", "folder"),
     ("prune bbb --out file", "file exists"),
     ("prune bbb --out bbb/checkpoint.safetensors --force", "own checkpoint"),
@@ -141,6 +144,8 @@ REFUSED = [
     ("report bbb --limit -1", "--limit is a number of images"),
     ("report bbb --split nothing --cache cache", "digits has the splits train, test."),
     ("report bbb --out file", "file exists"),
+    # byov reproduce
+    ("reproduce patching/tabel3", "There is no table or figure 'patching/tabel3'; the nearest is patching/table3;"),
     # byov demo
     ("demo --out file", "file is a file, but the demo needs a folder."),
     ("demo --out file/below", "file/below: Not a directory."),

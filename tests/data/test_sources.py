@@ -257,7 +257,7 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
     assert (imagenet.name, imagenet.crop) == ("imagenet", 0.875)
     for path, split, sentence in (
         (tmp_path, "extra", "splits test and train, not 'extra'"),
-        (tmp_path / "val", "test", "hold a part"),
+        (tmp_path / "val", "test", "test/CLASS"),
         (tmp_path / "void", "train", "no images"),
         (tmp_path / "absent", "train", "not a folder"),
     ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 import byov
 from byov.evaluation import end_of_run
-from byov.evaluation.end_of_run import pretrain_lines, train_lines
+from byov.evaluation.end_of_run import pretrain_lines, table_lines, train_lines
 from byov.runs import Reading, open_run
 
 SMALL = ("train.epochs=1", "train.warmup=0", "train.accelerator=cpu", "model.hidden=16", "model.outputs=8")
@@ -32,7 +34,7 @@ def test_train_ends_with_the_scores_the_warnings_and_the_next_command(call: Any,
     run = tmp_path / "a run"
     out, err = made(call, "train", run, *QUICK, "posterior.log_var=-12")
     first, *others, last = out.splitlines()
-    assert last == f"Next: byov evaluate '{run}' --shift augmentations"
+    assert last == f"Next: byov evaluate '{run}' --shift augmentations --out '{run}/results.json'"
     assert sum("The draws hardly differ" in line for line in others) == 1
     assert "warning" not in err
     opened = open_run(run, Reading(samples=2))
@@ -62,6 +64,34 @@ def test_pretrain_ends_with_nearest_neighbours(call: Any, tmp_path: Path) -> Non
     assert out.splitlines()[-1] == f"Next: byov probe {run}"
 
 
+@pytest.mark.parametrize(
+    ("header", "settings", "target"),
+    [
+        ("a,b,c", [], "'c' (the last column; data.target chooses another)"),
+        ("a,b,c", ["data.target=b"], "'b'"),
+        ("1,2,3", ["data.target=-2"], "column 1 of 0 to 2"),
+        ("1,2,3", ["posterior.family=none"], "column 2 of 0 to 2 (the last column; data.target chooses another)"),
+    ],
+)
+def test_a_table_ends_with_its_target_and_its_scores(
+    call: Any, tmp_path: Path, header: str, settings: list[str], target: str
+) -> None:
+    table, run = tmp_path / "t.csv", tmp_path / "run"
+    table.write_text(f"{header}\n" + "".join(f"{i},{i % 7},{i * i % 11}\n" for i in range(50)))
+    small = ("train.epochs=2", "train.batch=20", "train.accelerator=cpu", "posterior.family=gaussian")
+    out, _ = made(call, "train", run, f"data.name=table:{table}", *small, *settings)
+    scores, following = out.splitlines()
+    assert following == f"Next: byov evaluate {run} --out {run}/results.json"
+    assert call(*shlex.split(following.removeprefix("Next: byov ")), "--device", "cpu")[0] == 0
+    found = json.loads((run / "results.json").read_text())
+    found = found.get("under_draws") or found["at_mean"]
+    reading = "" if "posterior.family=none" in settings else " under 30 draws"
+    assert scores == (
+        f"table:{table}, target {target}: 5 test rows{reading}:"
+        f" RMSE {found['rmse']:.4g}, log density {found['log_density']:.3f}"
+    )
+
+
 def test_what_cannot_be_read_is_a_sentence(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = byov.data.load("digits")
     images, labels = data.images[:64].numpy(), data.labels[:64].numpy()
@@ -76,6 +106,7 @@ def test_what_cannot_be_read_is_a_sentence(call: Any, tmp_path: Path, monkeypatc
     assert "No scores" not in out
     shutil.rmtree(tmp_path / "run")
     assert train_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")
+    assert table_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")
     assert pretrain_lines(tmp_path / "run")[0].startswith("No scores: There is no run at")
 
 

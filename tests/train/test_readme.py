@@ -36,6 +36,9 @@ def test_it_says_how_it_was_made_and_used(kind: str, tmp_path: Path, monkeypatch
     words = shlex.split(command.replace("\\\n", ""))
     assert words[:4] == ["byov", "pretrain" if kind == "pretrain" else "train", "--run", str(run)]
     assert to_dict(load_config(recipe, None, words[5::2])) == read_header(run, [kind]).config
+    [following] = re.findall(r"^Next: `byov (.*?)`", text, re.MULTILINE)
+    shift = [] if kind == "table" else ["--shift", "augmentations"]
+    assert shlex.split(following) == ["evaluate", str(run), *shift, "--out", str(run / "results.json")]
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)

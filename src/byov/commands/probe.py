@@ -28,7 +28,9 @@ def command(
     ] = 30,
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
-    k: Annotated[int, options.draws("Use this many neighbours, at most a tenth of the training images.")] = 200,
+    k: Annotated[
+        int | None, options.draws("Use this many neighbours (default: 20), at most a tenth of the training images.")
+    ] = None,
     network: options.Network = "student",
     protocol: Protocol = "lbfgs",
     epochs: Annotated[int, options.draws("Train for this many epochs with --protocol byol.")] = 80,

@@ -60,7 +60,7 @@ def command(
     """
     from byov.commands.console import show
     from byov.device import choose_device
-    from byov.evaluation.pruning import Prunable, check_file, prune_run
+    from byov.evaluation.pruning import Prunable, check_file, prune_run, sweep_line
     from byov.report import tables
     from byov.runs import Reading, open_run
 
@@ -80,7 +80,8 @@ def command(
     opened, by = open_run(run, reading), "snr" if by is None else by
     net = prune_run(opened, out, sparsity, by, scope, groups, rounds, epochs, lr, show)  # type: ignore[arg-type]
     title = f"{run}, {100 * sparsity:g} % by {by}, scope {scope}"
-    show(*(tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)))
+    rows = tables.smaller(Prunable(opened), net, title, out) if groups else tables.sparse(net, title, out)
+    show(*rows, *([] if groups or rounds else [sweep_line(run, out, sparsity, by, scope, seed)]))
 
 
 def _sweep(run: Path, out: Path, sparsities: str | None, force: bool, **how: Any) -> None:

@@ -24,7 +24,7 @@ def command(
 
     Images give a classifier; a table of numbers (data.name = table:FILE or uci:NAME) gives a regression.
 
-    It ends with scores on at most 2,000 test or held-out images, at μ and under draws.
+    It ends with scores on at most 2,000 test or held-out images, at μ and under draws, or on a table's test rows.
 
     Example: byov train recipes/digits_train.toml --run runs/bbb --set posterior.family=gaussian
     """
@@ -33,9 +33,11 @@ def command(
     from byov.train.config import load_config, value_of
 
     changes = set_ or []
-    if str(value_of(recipe, changes, "data.name")).startswith(tabular.PREFIXES):
-        tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
-    elif supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume) and first_process():
-        from byov.evaluation.end_of_run import train_lines
+    if table := tabular.names_table(str(value_of(recipe, changes, "data.name"))):
+        finished = tabular.start(load_config(tabular.Tabular, recipe, changes), run, resume)
+    else:
+        finished = supervised.start(load_config(supervised.Supervised, recipe, changes), run, resume)
+    if finished and first_process():
+        from byov.evaluation.end_of_run import table_lines, train_lines
 
-        show(*train_lines(run))
+        show(*(table_lines(run) if table else train_lines(run)))

@@ -249,7 +249,10 @@ def folder(path: str | Path, split: str = "train", image_size: int | None = None
     if present and split not in present:
         raise ValueError(f"{root} has the splits {' and '.join(sorted(present))}, not {split!r}.")
     if not present and split != "train":
-        raise ValueError(f"{root} has no sub-folder for a {split!r} split; hold a part of 'train' out instead.")
+        raise ValueError(
+            f"{root} has no {split!r} split: put the test images of each class in {root / 'test' / 'CLASS'}"
+            " (byov train and pretrain can hold out a part of 'train' instead: data.holdout)."
+        )
     base = present.get(split, root)
     loose = _images(base, os.listdir(base))
     classes = sorted(entry.name for entry in base.iterdir() if entry.is_dir() and not entry.name.startswith("."))

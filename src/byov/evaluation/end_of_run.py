@@ -16,16 +16,20 @@ from byov.data.labelled import check_classes, in_memory
 from byov.data.printable import reason
 from byov.device import choose_device
 from byov.evaluation.check import check, formatted, sigma_movement
+from byov.evaluation.regressions import open_table, predicted
 from byov.evaluation.scores import main_scores
 from byov.metrics.functional import accuracy
+from byov.posterior import BayesianModule
 from byov.runs import Reading, open_run
 from byov.runs.run import Pretrained, Run
-from byov.ssl.classifiers import KNN
+from byov.ssl.classifiers import KNN, neighbours
 from byov.ssl.features import features
+from byov.train.readme import evaluation
+from byov.train.tabular import held_out
 
 LIMIT = 2000
 """The most images, chosen at random: this is a quick look, not an evaluation."""
-SAMPLES, NEIGHBOURS, BATCH = 30, 20, 256
+SAMPLES, BATCH = 30, 256
 
 
 def train_lines(folder: Path) -> list[str]:
@@ -34,7 +38,16 @@ def train_lines(folder: Path) -> list[str]:
         lines = _scores(_opened(folder))
     except Exception as error:  # the run is finished and saved, even if its images cannot be read
         lines = [_unread(error)]
-    return [*lines, f"Next: byov evaluate {shlex.quote(str(folder))} --shift augmentations"]
+    return [*lines, f"Next: {evaluation(folder, 'train')}"]
+
+
+def table_lines(folder: Path) -> list[str]:
+    """Return the last lines of `byov train` on a table; if something cannot be read, they give the reason."""
+    try:
+        lines = [_table_scores(folder)]
+    except Exception as error:  # as above
+        lines = [_unread(error)]
+    return [*lines, f"Next: {evaluation(folder, 'table')}"]
 
 
 def pretrain_lines(folder: Path) -> list[str]:
@@ -91,6 +104,19 @@ def _scores(run: Run) -> list[str]:
     return f"{what}: {found}".splitlines()
 
 
+def _table_scores(folder: Path) -> str:
+    """Score the test rows of a run on a table, and say which column is the target."""
+    module, recipe, like = open_table(folder, torch.device("cpu"), trust=True)
+    _, X, y = held_out(recipe, like)
+    posterior = isinstance(module.net, BayesianModule)
+    scores = predicted(module, like, X, SAMPLES if posterior else None).scores(y)
+    reading = f" under {SAMPLES} draws" if posterior else ""
+    return (
+        f"{recipe.data.name}, target {recipe.data.target_name(like)}: {len(y):,} test rows{reading}:"
+        f" RMSE {scores['rmse']:.4g}, log density {scores['log_density']:.3f}"
+    )
+
+
 def _batches(data: ImageSet, normalisation: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     assert data.labels is not None
     mean, std = (torch.tensor(normalisation[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
@@ -105,7 +131,7 @@ def _neighbours(run: Pretrained) -> str:
     assert train.labels is not None
     assert test.labels is not None
     known, unseen = (features(run.encoder, data.images, **run.probe_options) for data in (train, test))
-    k = min(NEIGHBOURS, max(1, len(train) // 10))
+    k = neighbours(len(train))
     knn = KNN(known, train.labels.to(known.device), k, classes=len(train.class_names))
     right = accuracy(knn(unseen), test.labels.to(known.device)).item()
     of = f"{len(test):,} {'held-out' if run.recipe.data.holdout else 'test'} images"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -140,6 +141,13 @@ def prune_run(
         about |= {"seed": run.reading.seed} if by == "random" else {}
     save_sparse(net, out, about)
     return net
+
+
+def sweep_line(run: Path, out: Path, sparsity: float, by: str, scope: str, seed: int) -> str:
+    """Return the line with the command that scores a pruned network beside the dense one, into the run's folder."""
+    file = checkpoint_of(run).parent / f"{out.stem}_sweep.json"
+    how = f"--sparsities 0,{sparsity} --by {by} --scope {scope}" + f" --seed {seed}" * (by == "random")
+    return f"Next: byov prune {shlex.quote(str(run))} --sweep {how} --out {shlex.quote(str(file))}"
 
 
 def _prune_in_rounds(

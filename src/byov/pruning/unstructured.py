@@ -191,7 +191,10 @@ def check(model: nn.Module, sparsity: float, by: str, scope: str, allowed: tuple
     if scope not in get_args(Scope):
         raise ValueError(f"The scope of pruning is layer or global, not {scope!r}.")
     if by == "snr" and not isinstance(model, BayesianModule):
-        raise ValueError("A network without a posterior has no σ to prune by: bayesianize it, or prune by magnitude.")
+        raise ValueError(
+            "A network without a posterior has no σ to prune by: bayesianize it, or prune by magnitude"
+            " (--by magnitude, in Python by='magnitude')."
+        )
     if any(isinstance(part, BayesianModule) for part in model.modules() if part is not model):
         raise ValueError("The posterior is over a part of this module only: prune that part.")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):

@@ -11,11 +11,12 @@ from markupsafe import Markup, escape
 
 DASH = "–"
 
+EVALUATE = "byov evaluate RUN --shift augmentations --out RUN/results.json"
 MISSING = {
     "verdict": ("An answer needs the scores of at least one model", "byov report RUN"),
-    "numbers": ("No scores have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
+    "numbers": ("No scores have been recorded", EVALUATE),
     "calibration": ("The predictions for single images have not been recorded", "byov report RUN"),
-    "ood": ("No scores under shift have been recorded", "byov evaluate RUN --shift augmentations --out results.json"),
+    "ood": ("No scores under shift have been recorded", EVALUATE),
     "pruning": ("No network has been pruned yet", "byov report RUN"),
     "layers": (
         "No run with a posterior has recorded layers",

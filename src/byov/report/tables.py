@@ -61,9 +61,9 @@ def columns(title: str, left: Sequence[str], right: Sequence[str], style: box.Bo
 def probes(results: Mapping[str, ProbeResult]) -> Table:
     """Return a table with one row per model and probe, with shares in per cent."""
     scores = ("top-1 %", "ECE %", "NLL", "Brier", "reliability")
-    made = columns(
-        "Probes on the frozen encoder, at the mean μ and under draws", ("model", "probe"), scores, box.SIMPLE
-    )
+    k = ", ".join(map(str, sorted({result.settings.k for result in results.values()})))
+    title = f"Probes on the frozen encoder, at the mean μ and under draws (kNN: k = {k})"
+    made = columns(title, ("model", "probe"), scores, box.SIMPLE)
     for model, result in results.items():
         found = [(label, result.scores[name]) for name, label in PROBES.items() if name in result.scores]
         for i, (label, s) in enumerate(found):

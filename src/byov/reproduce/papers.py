@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -66,7 +67,9 @@ def choose(patterns: Sequence[str], known: dict[str, Any]) -> tuple[list[str], d
     for pattern in patterns:
         found = [name for name in _names(known) if fnmatchcase(name, pattern)]
         if not found:
-            raise ValueError(f"There is no table or figure {pattern!r}; byov reproduce --list shows them all.")
+            near = get_close_matches(pattern, _names(known), n=1)
+            nearest = f"; the nearest is {near[0]}" if near else ""
+            raise ValueError(f"There is no table or figure {pattern!r}{nearest}; byov reproduce --list shows them all.")
         for name in found:
             if name in known:
                 chosen.add(name)

@@ -61,10 +61,16 @@ def readme(run: Path, kind: str, recipe: Any, summary: str) -> str:
         f"    byov {MADE.get(kind, 'train')} --run {shlex.quote(str(run))}" + "".join(changes(recipe)),
         "From Python:",
         f"```python\n{use}\n```",
-        f"Next: `byov evaluate {shlex.quote(str(run))} --shift augmentations --out results.json`, and"
-        f" `byov report {shlex.quote(str(run))}` beside another run." * (kind != "table"),
+        f"Next: `{evaluation(run, kind)}`"
+        + ("." if kind == "table" else f", and `byov report {shlex.quote(str(run))}` beside another run."),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def evaluation(run: Path, kind: str) -> str:
+    """Return the command that evaluates a run into its own folder, where `byov report` looks for results."""
+    shift = "" if kind == "table" else " --shift augmentations"
+    return f"byov evaluate {shlex.quote(str(run))}{shift} --out {shlex.quote(str(run / 'results.json'))}"
 
 
 def changes(recipe: Any) -> list[str]:

@@ -28,10 +28,21 @@ from byov.train.run import execute, reopen
 from byov.train.supervised import Penalised, PenalisedTask, with_posterior
 from byov.train.train_config import Precision, TrainConfig
 
-PREFIXES = ("table:", "uci:")
+PREFIXES, IMAGE_PREFIXES = ("table:", "uci:"), ("folder:", "npz:")
 
 Targets = tuple[tuple[float, ...], tuple[float, ...]]
 """The means and the standard deviations of the targets."""
+
+
+def names_table(name: str) -> bool:
+    """Return whether a recipe's data set is a table; raise on an unknown prefix, and on a table file without one."""
+    prefix, colon, _ = name.partition(":")
+    bare = not colon and name.lower().endswith((".csv", ".tsv"))
+    if bare or (colon and prefix + colon not in PREFIXES + IMAGE_PREFIXES):
+        fault = "lacks a prefix" if bare else f"has the unknown prefix {prefix + colon!r}"
+        known = "a table is table:FILE or uci:NAME, images are folder:PATH, npz:FILE or a known name"
+        raise ValueError(f"data.name = {name!r} {fault}: {known}.")
+    return name.startswith(PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,15 @@ class TableConfig:
         if self.target is None:
             return -1
         return int(self.target) if self.target.removeprefix("-").isdecimal() else self.target
+
+    def target_name(self, like: DataSpec) -> str:
+        """Describe the target of a run: the name of its column, or its index from 0 if the file has no names."""
+        if like.target is None and not self.name.endswith(".csv"):
+            return "y"  # of an .npz
+        last, column = like.channels, self.column
+        place = f"column {column % (last + 1)} of 0 to {last}" if isinstance(column, int) else repr(column)
+        chosen = " (the last column; data.target chooses another)" if self.target is None else ""
+        return (place if like.target is None else repr(like.target)) + chosen
 
     def load(self) -> Rows:
         return training_rows(self.table(), self.split)
