@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 import byov.ssl.classifiers
 from byov.metrics.functional import nll
-from byov.ssl.classifiers import KNN, LinearProbe, linear_probe
+from byov.ssl.classifiers import KNN, LinearProbe, linear_probe, neighbours
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -191,3 +191,9 @@ def test_bad_settings_get_a_sentence() -> None:
             make(x, y, **change)  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"weight \(C, D\)"):
         LinearProbe(torch.zeros(3, 4), torch.zeros(4), torch.zeros(4), torch.ones(4))
+
+
+def test_the_number_of_neighbours_grows_with_the_training_images() -> None:
+    """CIFAR's 50,000 have the 200 that others publish; small sets at most a tenth of their images."""
+    assert [neighbours(n) for n in (5, 100, 1347, 10_000, 50_000, 1_300_000)] == [1, 10, 20, 40, 200, 200]
+    assert (neighbours(1347, 7), neighbours(1347, 1000)) == (7, 134)

@@ -29,7 +29,10 @@ def command(
     fit_samples: options.FitSamples = 8,
     temper: options.Temper = False,
     k: Annotated[
-        int | None, options.draws("Use this many neighbours (default: 20), at most a tenth of the training images.")
+        int | None,
+        options.draws(
+            "Use this many neighbours, at most a tenth of the training images; by default one for every 250, from 20 to 200."
+        ),
     ] = None,
     network: options.Network = "student",
     protocol: Protocol = "lbfgs",

@@ -154,8 +154,8 @@ def sigma_movement(model: BayesianModule) -> tuple[float | None, tuple[str, ...]
         return value, ()
     by = f"half of the weights' σ are within {100 * (exp(value) - 1):.0f} % of where they started"
     return value, (
-        f"σ has hardly moved: {by}. Train for longer; in a loop of your own, use byov.parameter_groups(model, lr, steps),"
-        " which gives ρ = log σ² its own learning rate.",
+        f"σ has hardly moved: {by}. Train for longer; in a loop of your own, byov.parameter_groups(model, lr, steps)"
+        " gives ρ = log σ² its own learning rate.",
     )
 
 

@@ -15,7 +15,7 @@ from byov.evaluation.rows import which_images
 from byov.runs import Reading, open_run
 from byov.runs.reading import Precision
 from byov.runs.run import Pretrained
-from byov.ssl.classifiers import NEIGHBOURS, neighbours
+from byov.ssl.classifiers import neighbours
 from byov.ssl.features import Side
 from byov.ssl.linear_evaluation import Advance, LinearSettings, batch_size, linear_evaluation
 from byov.ssl.probe import ProbeResult, ProbeSettings, evaluate_probe
@@ -69,7 +69,7 @@ def probe_run(
     load = run.load_own if data is None else run.load
     train, test = load("train"), load(split)
     check_classes(train, test, split)
-    k = neighbours(len(train), NEIGHBOURS if k is None else k)
+    k = neighbours(len(train), k)
     settings = ProbeSettings(k=k, draws_fit=fit_samples, draws_read=samples, seed=seed, temper=temper)
     train, test = train.to(place), test.to(place)
     result = evaluate_probe(run.encoder, train, test, settings, **run.probe_options)

@@ -21,15 +21,17 @@ FOLDS = 5
 that head would have seen half of the examples, and be more overconfident than the final one."""
 EXAMPLES = 10_000
 """Maximum number of training examples on which the commands fit a temperature."""
-NEIGHBOURS = 20
-"""Default number of neighbours of the commands, limited by `neighbours`."""
 CHUNK_ELEMENTS = 1 << 28
 """Maximum number of similarities in memory at once: 1 GiB in float32."""
 
 
-def neighbours(images: int, most: int = NEIGHBOURS) -> int:
-    """Return k for this number of training images: `most`, or a tenth of the images if that is fewer."""
-    return min(most, max(1, images // 10))
+def neighbours(images: int, k: int | None = None) -> int:
+    """Return k for this number of training images, at most a tenth of them.
+
+    By default one for every 250 images, from 20 to 200: 200, the usual number, on CIFAR's 50,000.
+    """
+    wanted = min(max(images // 250, 20), 200) if k is None else k
+    return min(wanted, max(1, images // 10))
 
 
 class LinearProbe(nn.Module):
