@@ -79,6 +79,7 @@ def test_the_answer_is_told_in_numbers(tree: Tree, page: Page) -> None:
         "Is BYOV better calibrated than BYOL here?",
         "the ECE is",
         "with one run each, differences below about",
+        "If a bar crosses 0, the difference is undecided. Bar",
     ):
         assert words in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
