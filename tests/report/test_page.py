@@ -87,6 +87,12 @@ def test_the_answer_is_told_in_numbers(tree: Tree, page: Page) -> None:
         assert signed(row["gap"]["value"], row["unit"], row["second"]["value"]) in told
 
 
+def test_the_measures_of_the_embedding_are_explained(page: Page) -> None:
+    told = page.text("representation")
+    for measure in ("spread", "augmented", "variance", "−‖embedding‖"):
+        assert measure in told
+
+
 def test_tables_show_the_numbers_of_the_page(tree: Tree, page: Page) -> None:
     for row in tree["numbers"]["rows"]:
         for name in ("ece/clean", "ece/shifted", "top1/clean"):
