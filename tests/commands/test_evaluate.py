@@ -223,7 +223,7 @@ def test_a_run_is_read_without_labels_too_and_an_older_file_takes_it_up(evaluate
     share = metrics.recall_at_1(embeddings, test.labels).item()
     assert found["r_at_1"] == pytest.approx([share, (share * (1 - share) / 100) ** 0.5])
     assert set(found["r_auroc"]) > {"spread_encoder", "variance_predictor", "negative_norm"}
-    assert f"R@1 {100 * share:.2f} %; R-AUROC by spread, encoder 0." in " ".join(out.split())
+    assert f"R@1 {100 * share:.2f} %; R-AUROC: spread (encoder) 0." in " ".join(out.split())
     assert evaluated(runs / "byov", "r.json", *PROBED)[0] == saved
 
     del saved["representation"], saved["protocol"]["conventions"]["representation"]  # a file older than they are

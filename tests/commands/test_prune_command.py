@@ -17,6 +17,7 @@ from torch import Tensor
 from byov.data import load
 from byov.metrics.functional import accuracy, calibration_error
 from byov.pruning import layers, load_sparse, prune, prune_groups
+from byov.report.figures import pruning_figure
 from byov.ssl.classifiers import linear_probe
 from byov.ssl.features import features
 from byov.ssl.pretrain import restore as restore_pretrained
@@ -157,6 +158,13 @@ def test_a_sweep_of_an_encoder_says_whether_its_probe_was_refitted(
     for how in ("linear probe refitted", "nothing retrained"):
         for scope in ("per layer", "all layers together"):
             assert words_said.count(f"{scope}; {how}") == 1
+    titles = [axes.get_title() for axes in pruning_figure(both).axes]
+    assert titles[::2] == titles[1::2]
+    assert set(titles) == {
+        f"{scope}, {how}"
+        for scope in ("per layer", "all layers together")
+        for how in ("linear probe refitted", "nothing retrained")
+    }
     module, recipe = restore_pretrained(runs / "byov")
     options: Any = {"mean": module.views.mean, "std": module.views.std}
     train, test = recipe.data.load("train"), recipe.data.load("test")

@@ -44,6 +44,11 @@ def test_all_that_applies_is_written_and_nothing_is_overwritten(runs: Path, tmp_
     assert content["convergence"]["result"]["byov"]["clean"]["draws"] == [1, 2, 3]
     protocol = content["convergence"]["protocol"]
     assert (protocol["settings"]["samples"], protocol["runs"]["byov"]["data"]["images"]) == (3, 40)
+    bands = [text.get_text() for text in EXPLORED["gallery"](content["gallery"]["result"]).axes[0].texts]
+    assert sum(" nats; accuracy in this tenth" in text for text in bands) == 6  # both ends of three runs
+    assert EXPLORED["convergence"](content["convergence"]["result"]).get_suptitle() == (
+        "Probability of the predicted class"
+    )
 
     again = ("explore", runs / "byov", runs / "byol", runs / "bbb", "--what", "noise", *FEW, "--out", tmp_path)
     assert "noise.json exists: choose another --out, or add --force." in call(*again)[2]

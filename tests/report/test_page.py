@@ -79,11 +79,18 @@ def test_the_answer_is_told_in_numbers(tree: Tree, page: Page) -> None:
         "Is BYOV better calibrated than BYOL here?",
         "the ECE is",
         "with one run each, differences below about",
+        "If a bar crosses 0, the difference is undecided. Bar",
     ):
         assert words in told
     for row in tree["verdict"]["comparisons"][0]["rows"]:
         assert cell(row["second"]["value"], row["unit"]) in told
         assert signed(row["gap"]["value"], row["unit"], row["second"]["value"]) in told
+
+
+def test_the_measures_of_the_embedding_are_explained(page: Page) -> None:
+    told = page.text("representation")
+    for measure in ("spread", "augmented", "variance", "−‖embedding‖"):
+        assert measure in told
 
 
 def test_tables_show_the_numbers_of_the_page(tree: Tree, page: Page) -> None:

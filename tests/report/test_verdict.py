@@ -15,7 +15,7 @@ from byov.evaluation.rows import Row
 from byov.report.content import cost
 from byov.report.groups import group
 from byov.report.sources import ReportedRun
-from byov.report.verdict import rounded_up, verdict
+from byov.report.verdict import bars, rounded_up, verdict
 from byov.runs import Header
 
 
@@ -142,9 +142,34 @@ def test_without_seeds_or_images_nobody_can_say() -> None:
 
 def test_what_was_measured_otherwise_is_not_compared() -> None:
     other = evaluated("byov", True, 0.01, 0.1, data={"digest": "def"})
-    assert answer(evaluated("byol", False, 0.05, 0.2), other) == (
-        "They cannot be compared: they were measured with different values of the images."
+    found = verdict(group([evaluated("byol", False, 0.05, 0.2), other]))
+    assert found["answer"] == "They cannot be compared: byol and byov were measured with different images."
+    assert told(found) == "Evaluate both again with the same --data, --split and --limit."
+    assert other.evaluation is not None
+    other.evaluation["protocol"] |= {"data": evaluated("byol", False, 0, 0).protocol["data"], "shifts": ["blur"]}
+    other.evaluation["file"] = "other.json"
+    found = verdict(group([evaluated("byol", False, 0.05, 0.2), other]))
+    assert found["answer"] == "They cannot be compared: byol and other.json were measured with different shifts."
+    assert told(found) == (
+        "Evaluate both again with the same --shift and --severities, or name only the run folders and add --renew."
     )
+
+
+def test_the_caption_of_the_bars_is_true_of_every_row() -> None:
+    def caption(*runs: ReportedRun) -> str:
+        return bars(verdict(group(runs))["comparisons"]).replace("\u00a0", " ")
+
+    byol = with_images(evaluated("byol", False, 0.0, 0.2, top1=0.99), [(0.99, int(i % 100 > 0)) for i in range(1000)])
+    byov = with_images(evaluated("byov", True, 0.0, 0.1, top1=0.99), [(0.98, int(i % 100 > 0)) for i in range(1000)])
+    undecided = "If a bar crosses 0, the difference is undecided."
+    assert caption(byol, byov) == (
+        f"{undecided} Bar (clean): a 95 % interval over the test images."
+        " Bar (shifted): with one run each, twice the 95 % interval over the test images."
+    )
+    assert caption(byov) == f"{undecided} Bar: a 95 % interval over the test images."
+    several = seeds("byol", False, [0.05, 0.06], [0.2, 0.3]), seeds("byov", True, [0.01, 0.02], [0.1, 0.2])
+    assert caption(*several[0], *several[1]) == f"{undecided} Bar: a 95 % interval over seeds."
+    assert caption(several[0][0], several[1][0]) == f"{undecided} No bar: the noise is unknown."
 
 
 def test_few_mistakes_are_a_warning() -> None:

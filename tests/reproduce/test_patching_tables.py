@@ -73,6 +73,7 @@ def test_the_counts_are_the_paper_s(name: str) -> None:
     outcome = run(Context(Path("nowhere/table")), name)
     assert {row.verdict for row in outcome.comparisons} == {"equal"}
     assert len(outcome.comparisons) == (6 if name.endswith("1") else 15)
+    assert all("parameters" in row.quantity for row in outcome.comparisons)
     json.dumps(plain_json(outcome.data))
 
 

@@ -21,9 +21,9 @@ from byov.ssl.views import Views
 STAGES = ("encoder", "projector", "predictor")
 OVER = ("draws", "augmentations")
 MEASURES = {
-    **{f"spread_{stage}": f"spread, {stage}" for stage in STAGES},
-    **{f"variance_{stage}": f"variance, {stage}" for stage in STAGES},
-    **{f"augmented_spread_{stage}": f"augmented, {stage}" for stage in STAGES},
+    **{f"spread_{stage}": f"spread ({stage})" for stage in STAGES},
+    **{f"variance_{stage}": f"variance ({stage})" for stage in STAGES},
+    **{f"augmented_spread_{stage}": f"augmented ({stage})" for stage in STAGES},
     "negative_norm": "−‖embedding‖",
 }
 """The possible keys of `Representation.measures`, in words."""

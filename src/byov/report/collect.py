@@ -185,7 +185,7 @@ class Collector:
             except FileExistsError:  # another kind of file
                 continue
             if content["rows"] and content["protocol"]["model"]["digest"] == digest:
-                found.append({**content, "file": path.name})
+                found.append({**content, "file": str(path)})
         return sorted(found, key=lambda content: -len(content["rows"]))
 
     def _evaluate(self, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Collector:
             theirs = {key: value for key, value in found["protocol"].items() if key not in CHOSEN}
             rows = [asdict(row) for row in found["rows"] if row.key in wanted]
             if rows and not results.difference(theirs, ours):
-                origin = f"Scores of {self.run.name} come from its {found['file']}"
+                origin = f"Scores of {self.run.name} come from its {Path(found['file']).name}"
                 note = f"{origin}, which has no records of single images; --renew measures them again."
                 return {**content, "rows": rows, "note": note if len(rows) > 1 else ""}
         return content

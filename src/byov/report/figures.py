@@ -93,6 +93,7 @@ def convergence_figure(found: Mapping[str, Mapping[str, Convergence]]) -> Figure
     for axes in panels[-1]:
         axes.set_xlabel("draws K")
         log_labels(axes.xaxis)
+    made.suptitle("Probability of the predicted class", fontsize="medium")
     handles, labels = panels[0][2].get_legend_handles_labels()
     made.legend(handles, labels, loc=BELOW, ncols=len(labels))
     return made
@@ -134,7 +135,7 @@ def _bands(g: Gallery) -> list[tuple[str, list[Shown]]]:
         ("most", g.most_certain, g.accuracy_most_certain),
     ):
         low, high = sorted((shown[0].uncertainty, shown[-1].uncertainty))
-        about = f"{g.measure} {low:.3g} … {high:.3g}; accuracy in this tenth {100 * accuracy:.1f} %"
+        about = f"{g.measure} {low:.3g} … {high:.3g} nats; accuracy in this tenth {100 * accuracy:.1f} %"
         found.append((f"{end} certain ({about})", shown))
     return found
 
@@ -257,7 +258,8 @@ def pruning_figure(content: dict[str, Any]) -> Figure:
     for [left, right], ((scope, how), curves) in zip(rows, groups.items(), strict=True):
         plot_curves(left, curves, "top1")
         plot_curves(right, curves, "ece")
-        left.set_title(f"{scope}, {how}")
+        for axes in (left, right):
+            axes.set_title(f"{scope}, {how}")
     rows[0][0].legend(loc="lower left")
     made.suptitle(f"Pruned: {test['name']} {test['split']}", fontsize="medium")
     return made

@@ -17,6 +17,7 @@ from byov.report.content import METRICS, content
 from byov.report.formatting import MISSING, abbr, cell, count, day, hint, setting, signed, span
 from byov.report.groups import group
 from byov.report.sources import gather
+from byov.report.verdict import bars
 from byov.ssl.linear_evaluation import Advance
 
 LIMIT = 3_000_000
@@ -58,7 +59,7 @@ def render(tree: dict[str, Any], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {each.__name__: each for each in (abbr, cell, count, day, hint, setting, signed, span)}
-    environment.globals |= {"MISSING": MISSING, "METRICS": METRICS}
+    environment.globals |= {"MISSING": MISSING, "METRICS": METRICS, "bars": bars}
     labels = [group["label"] for group in tree["groups"]]
     usual = " · ".join(labels[:4]) if labels else "Reproduced results"
     html = environment.get_template("page.html").render(

@@ -69,6 +69,11 @@ class ReportedRun:
         return [] if self.evaluation is None else self.evaluation["rows"]
 
     @property
+    def source(self) -> str:
+        """Return the results file of its evaluation, or its name if the report measured it."""
+        return (self.evaluation or {}).get("file", self.name)
+
+    @property
     def posterior(self) -> bool:
         """Return whether it has a posterior."""
         if self.config:
@@ -120,7 +125,7 @@ def _take_file(path: Path, sources: Sources) -> None:
     content = read_json(path)
     content = content if isinstance(content, dict) else {}
     if content.get("kind") == results.KIND:
-        evaluation = results.read(path)
+        evaluation = {**results.read(path), "file": str(path)}
         if not evaluation["rows"]:
             raise ValueError(f"{path} holds no rows yet: run its command again.")
         _owner(evaluation["protocol"]["model"]["name"], path, sources.runs, "evaluation").evaluation = evaluation

@@ -167,7 +167,7 @@ def _without_labels(found: dict[str, Any]) -> str:
     """Give R@1, and R-AUROC by measure of uncertainty."""
     r_at_1 = f"Without labels: R@1 {100 * found['r_at_1'][0]:.2f} %"
     each = [f"{MEASURES[name]} {values[0]:.3f}" for name, values in found["r_auroc"].items() if values is not None]
-    return f"{r_at_1}; R-AUROC by {', '.join(each)}." if each else f"{r_at_1}."
+    return f"{r_at_1}; R-AUROC: {', '.join(each)}." if each else f"{r_at_1}."
 
 
 def regression(found: dict[str, Any], model: str) -> Iterator[RenderableType]:

@@ -14,15 +14,23 @@ from byov.report.groups import Group, condition, row_score, twin
 from byov.report.intervals import ImageRecords, Interval, estimate, mean_error, over_images, over_seeds, wilson
 from byov.train.config import flatten
 
-SAME = ("data.digest", "data.images", "bins", "shifts", "severities")
-"""What two evaluations must share to be compared; also `samples` if both have draws."""
+SAME = {
+    "data.digest": ("images", "--data, --split and --limit"),
+    "data.images": ("numbers of images", "--limit"),
+    "bins": ("bins", "--bins"),
+    "shifts": ("shifts", "--shift and --severities"),
+    "severities": ("severities", "--shift and --severities"),
+    "samples": ("numbers of draws", "--samples"),
+}
+"""What two evaluations must share to be compared, in words and as options; `samples` only if both have draws."""
 SCORES = {"ece": ("ECE", "%"), "top1": ("Top-1", "%"), "nll": ("NLL", ""), "reliability": ("Reliability", "")}
 NOTHING = "Nothing has been measured yet: leave out --no-compute, or name a file of byov evaluate."
 FEW_MISTAKES = 30
 """With fewer mistakes than this on both sides, a few more or fewer may explain the whole difference."""
 TRAINED_AGAIN = 2.0
 """With one run on each side, the effect of training again is unknown. It is assumed to equal that of another test set,
-so a difference must be twice the reach of the interval over test images."""
+so a difference must be twice the half-width of the interval over test images."""
+NO_BAR = "the noise is unknown"
 WORDS = {-1: "yes", 0: "no difference beyond noise", 1: "no, it is worse", None: "unknown with one run each"}
 WORDS_OF_SINGLE_RUNS = {-1: "yes, in these runs", 0: "undecided with one run each", 1: "no, it is worse in these runs"}
 
@@ -95,6 +103,14 @@ class Decision:
         return None if low is None or high is None else (low, high)
 
     @property
+    def bar(self) -> str:
+        """Describe that bar."""
+        if self.interval is None:
+            return NO_BAR
+        interval = f"95\u00a0% interval over {'seeds' if self.gap.over == 'seeds' else 'the test images'}"
+        return f"a {interval}" if self.least is None else f"with one run each, twice the {interval}"
+
+    @property
     def reach(self) -> str:
         """Describe the uncertainty: the interval, or the least difference that one run each can resolve."""
         low, high, over = self.gap.low, self.gap.high, self.gap.over
@@ -153,15 +169,22 @@ def _few_mistakes(gap: float, first: Side, second: Side) -> bool:
 # In words
 
 
-def incomparable(first: Group, second: Group) -> str:
-    """Return how the evaluations of two groups differ; empty if they can be compared."""
-    protocols = [flatten(run.protocol) for each in (first, second) for run in each.evaluated]
-    keys = [*SAME, *(("samples",) if first.posterior and second.posterior else ())]
-    for key in keys:
+def incomparable(first: Group, second: Group) -> tuple[str, str] | None:
+    """Return how the evaluations of two groups differ, and what to do; None if they can be compared."""
+    runs = [*first.evaluated, *second.evaluated]
+    protocols = [flatten(run.protocol) for run in runs]
+    for key, (what, remedy) in SAME.items():
+        if key == "samples" and not (first.posterior and second.posterior):
+            continue
         values = [protocol.get(key) for protocol in protocols]
-        if any(value != values[0] for value in values):
-            return key.replace("data.digest", "the images").replace("data.", "the number of ")
-    return ""
+        other = next((run for run, value in zip(runs, values, strict=True) if value != values[0]), None)
+        if other is not None:
+            folders = "" if key.startswith("data.") else ", or name only the run folders and add --renew"
+            return (
+                f"They cannot be compared: {runs[0].source} and {other.source} were measured with different {what}.",
+                f"Evaluate both again with the same {remedy}{folders}.",
+            )
+    return None
 
 
 def verdict(groups: Sequence[Group]) -> dict[str, Any]:
@@ -213,9 +236,8 @@ def _alone(only: Group) -> dict[str, Any]:
 def compare(first: Side, second: Side) -> dict[str, Any]:
     """Compare two sides: the answer in a line, its sentences, and a row of numbers for each score and condition."""
     found: dict[str, Any] = {"first": _about(first), "second": _about(second), "rows": [], "sentences": [], "notes": []}
-    reason = incomparable(first.group, second.group)
-    if reason:
-        found["answer"] = f"They cannot be compared: they were measured with different values of {reason}."
+    if differ := incomparable(first.group, second.group):
+        found["answer"], found["sentences"] = differ[0], [differ[1]]
         return found
     decisions: dict[bool, Decision] = {}
     for clean in (True, False):
@@ -224,7 +246,7 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
             if decision is None:
                 continue
             row = {"score": score, "name": name, "unit": unit, "clean": clean, **asdict(decision)}
-            row["interval"] = decision.interval
+            row |= {"interval": decision.interval, "bar": decision.bar}
             for side, key in ((first, "first"), (second, "second")):
                 row[key] = estimate(side.values(score, clean))
             found["rows"].append(row)
@@ -234,6 +256,21 @@ def compare(first: Side, second: Side) -> dict[str, Any]:
     found["answer"] = _answer({clean: decision.word for clean, decision in decisions.items()})
     found["notes"] = list(_notes(first, second, decisions))
     return found
+
+
+def bars(comparisons: Sequence[dict[str, Any]]) -> str:
+    """Return the caption of the bars around the differences in ECE, by row if they differ."""
+    names: dict[str, list[str]] = {}
+    for each in comparisons:
+        for row in each["rows"]:
+            if row["score"] == "ece":
+                label = f", {each['second']['label']}" if len(comparisons) > 1 else ""
+                names.setdefault(row["bar"], []).append(f"{'clean' if row['clean'] else 'shifted'}{label}")
+    parts = ["If a bar crosses 0, the difference is undecided."]
+    for bar, rows in names.items():
+        where = f" ({'; '.join(rows)})" if len(names) > 1 else ""
+        parts.append(f"{'No bar' if bar == NO_BAR else 'Bar'}{where}: {bar}.")
+    return " ".join(parts)
 
 
 def _about(side: Side) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def table3(context: Context) -> Outcome:
         for network, theirs in zip(found, paper, strict=True):
             row = found[network][family]
             verdict = "equal" if row.parameters == theirs else "differs"
-            size = f"effective size {row.ensemble_size}"
-            rows.append(Comparison(f"{family} on {network}, {size}", row.parameters, theirs, verdict=verdict))
+            label = f"{family} on {network} (effective size {row.ensemble_size}): parameters"
+            rows.append(Comparison(label, row.parameters, theirs, verdict=verdict))
     data = {name: {family: vars(row) for family, row in each.items()} for name, each in found.items()}
     return Outcome(data, rows, note="Effective ensemble sizes are exact; the paper gives their order, such as O(K^L).")
 

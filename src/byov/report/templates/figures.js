@@ -185,7 +185,7 @@ const FIGURES = {
         return { x: k, y: value, low: value - reach, high: value + reach, r: 0, tip: [`${k} draws: ${words} ${number(value)}`, `± ${number(reach)} over bootstraps`] };
       }),
     }));
-    return { title: `${host.dataset.run}: ${words} of the chosen class`, describe: "By number of draws, with a line per shift.", x: { label: "draws K" }, y: { label: words }, series: lines };
+    return { title: `${host.dataset.run}: ${words} of the predicted class's probability`, describe: "By number of draws, with a line per shift.", x: { label: "draws K" }, y: { label: words }, series: lines };
   },
   training(host) {
     const curve = host.dataset.curve;
