@@ -30,9 +30,7 @@ def command(
     temper: options.Temper = False,
     k: Annotated[
         int | None,
-        options.draws(
-            "Use this many neighbours, at most a tenth of the training images; by default one for every 250, from 20 to 200."
-        ),
+        options.draws("Use this many neighbours; by default one for every 250 training images, from 20 to 200."),
     ] = None,
     network: options.Network = "student",
     protocol: Protocol = "lbfgs",
