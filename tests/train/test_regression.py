@@ -277,7 +277,9 @@ def test_a_table_is_no_set_of_images(name: str, tmp_path: Path) -> None:
     sentence = r"byov train takes a table as data\.name = 'table:FILE', Python by byov\.data\.table\."
     with pytest.raises(ValueError, match=sentence):
         byov.data.load(name)
-    sentence = "not a file|No such file" if name.startswith("table:") else sentence
+    sentence = (
+        "not a file|No such file" if name.startswith("table:") else f"{sentence}|lacks a prefix: a table is table:FILE"
+    )
     done = CliRunner().invoke(app, ["train", "--run", str(tmp_path / "run"), "--set", f"data.name={name}"])
     assert isinstance(done.exception, ValueError)  # `byov` prints it as one line
     assert re.search(sentence, str(done.exception))
