@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,5 +36,19 @@ def take_part(work: Callable[[int], Any]) -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save(work(rank), folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave(work(rank), rank, folder)
+
+
+def leave(found: Any, rank: int, folder: Path) -> NoReturn:
+    """Save what was found, wait until all have, and end at once.
+
+    Gloo's threads sometimes abort a process that is torn down ("terminate called without an active exception"), when
+    everything has been computed. So nothing is torn down here.
+    """
+    torch.save(found, folder / f"{rank}.pt")
+    deadline = monotonic() + 60
+    while not all((folder / f"{other}.pt").exists() for other in range(RANKS)) and monotonic() < deadline:
+        sleep(0.02)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import leave
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -63,8 +64,7 @@ def worker(rank: int, folder: str) -> None:
     }
     for family in FAMILIES:
         result[type(family).__name__] = gradients(family, rank)
-    torch.save(result, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave(result, rank, Path(folder))
 
 
 @pytest.fixture(scope="module")
