@@ -100,7 +100,7 @@ class L2Config:
 
     The sums are over the weights and biases of all K components of patched layers, and those of shared layers. The
     paper uses 0.001 for all four. Unlike equation (6), this has no factor ½ and no mixing probabilities: both are
-    absorbed into the λ. For dropout and DropConnect the learned parameter is the mean, (1 − p)·M.
+    absorbed into the λ. For dropout, DropConnect and `zero` the learned parameter is the mean, (1 − p)·M.
     """
 
     patched_weights: float = 1e-3
