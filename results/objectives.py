@@ -143,6 +143,31 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def pairs(found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """Return the page's sentences: draws beside μ and the point network, SNR beside magnitudes, over all pairs."""
+    points, posteriors = ([run for name in OBJECTIVES for run in found.get((name, f), [])] for f in FAMILIES)
+    lines = []
+    for score, scale in (("ece", 100.0), ("nll", 1.0)):
+        for words, others, how in (("μ", posteriors, "at_mean"), ("the point network", points, "at_mean")):
+            gains = [
+                scale * (b[f"{how}_shifted"][score] - a["under_draws_shifted"][score])
+                for a, b in zip(posteriors, others, strict=True)
+            ]
+            lines.append(f"shifted {score}, {words} minus draws: {_summary(gains)}")
+    for words, others in (("magnitude", posteriors), ("the point network's magnitude", points)):
+        gains = [
+            100 * (a["pruned"]["snr"][0] - b["pruned"]["magnitude"][0]) for a, b in zip(posteriors, others, strict=True)
+        ]
+        lines.append(f"{SPARSITY:.0%} pruned, SNR minus {words}, points of top-1: {_summary(gains)}")
+    return "\n".join(lines)
+
+
+def _summary(gains: list[float]) -> str:
+    above = sum(gain > 0 for gain in gains)
+    ends = f"from {min(gains):+.2f} to {max(gains):+.2f}"
+    return f"{mean(gains):+.2f} ± {standard_error(gains) or 0.0:.2f}, above 0 in {above} of {len(gains)}, {ends}"
+
+
 @styled
 def figure(found: dict[tuple[str, str], list[dict[str, Any]]]) -> Figure:
     """Draw shifted ECE at a point network, at μ and under draws, and R-AUROC beside that of the norm alone."""
@@ -175,7 +200,7 @@ def main() -> None:
             make(name, family, seed)
             print(f"{name} {family} {seed}: {monotonic() - deadline + 60 * words.minutes:.0f} s", flush=True)
     found = collect()
-    print(table(found))
+    print(table(found), pairs(found), sep="\n\n")
     figure(found).savefig(FOLDER / "objectives.png", dpi=150)
 
 

@@ -126,14 +126,18 @@ def numbers(read: Read, task: Task) -> dict[str, float]:
     return {k: v for k, v in read.scores(task).items() if k.startswith("held_") or k == "information"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default=None)
     parser.add_argument("--sets", default=",".join(names()))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--show", action="store_true")
-    words = parser.parse_args()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    words = arguments(__doc__)
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
     for seed in range(FIRST_SEED, FIRST_SEED + words.seeds) if not words.show else ():
         for name in words.sets.split(","):

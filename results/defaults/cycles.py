@@ -10,18 +10,20 @@ evenly spaced over its last part (checkpoint ensembles, Chen et al. 2017). The m
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
+from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
-from averaged import FIRST_SEED, numbers, show
+from averaged import FILE as AVERAGED
+from averaged import FIRST_SEED, arguments, numbers
 
 from byov.posterior.objective import log_var_rate
 from byov.reproduce.defaults_methods import BATCH, LR, STEPS, Fitted, Read
-from byov.reproduce.defaults_sets import Place, Task, names
+from byov.reproduce.defaults_sets import Place, Task
 
 FILE = Path(__file__).with_suffix(".json")
 CYCLES = (1, 5)
@@ -83,13 +85,7 @@ def readings(task: Task, seed: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default=None)
-    parser.add_argument("--sets", default=",".join(names()))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--show", action="store_true")
-    words = parser.parse_args()
-    torch.set_num_threads(1)
+    words = arguments(__doc__)
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
     for seed in range(FIRST_SEED, FIRST_SEED + words.seeds) if not words.show else ():
         for name in words.sets.split(","):
@@ -99,7 +95,25 @@ def main() -> None:
             for row, scores in readings(Place(name, seed % 20, words.root).task(), seed).items():
                 rows.setdefault(row, {})[str(seed)] = {k: round(v, 5) for k, v in scores.items()}
             FILE.write_text(json.dumps(kept, indent=0))
-    show(kept)
+    print(table(kept, json.loads(AVERAGED.read_text())))
+
+
+def table(kept: dict, averaged: dict) -> str:
+    """Return the page's table: the difference in NLL from the plain network, with the five tables as one set."""
+    sets = [["digits"], ["fashion-mnist"], ["newsgroups"], [name for name in kept if name.startswith("uci-")]]
+    rows = [("SWAG, constant rate", averaged, "η = 7, s = 2"), ("plain, cosine", averaged, "cosine: plain")]
+    rows += [(row, kept, row) for row in kept["digits"] if row not in ("plain", "1 cycles")]
+    heads = " | shifted | ".join(("digits: clean", "fashion-mnist: clean", "newsgroups: clean", "tables: clean"))
+    lines = [f"| | {heads} | shifted |", "|---|" + "---:|" * 8]
+    for label, source, row in rows:
+        cells = []
+        for group, score in product(sets, ("held_nll", "held_shifted_nll")):
+            seeds = kept[group[0]]["plain"]
+            each = [mean(source[n][row][s][score] - source[n]["plain"][s][score] for n in group) for s in seeds]
+            error = stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+            cells.append(f"{mean(each):+.3f} ± {error:.3f}".replace("-", "−"))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,12 @@ def move(weights: list[nn.Parameter], by: float) -> None:
 
 
 def same_ending(plain: float, eager: float, compiled: float, within: float, apart: float = 0.0) -> str:
-    """Compare with the plain training's ending; `apart` is how far the plain one ends from itself, slightly moved."""
+    """Compare with the plain training's ending; `apart` is how far the plain one ends from itself, slightly moved.
+
+    However unstable the training, 15 % is the most that is allowed: the case has to be able to fail.
+    """
     found = f"plain {plain:.5f} (moved: {apart:.5f} away), eager {eager:.5f}, compiled {compiled:.5f}"
-    assert max(abs(eager - plain), abs(compiled - plain)) < max(within * max(abs(plain), 0.1), 3 * apart), found
+    size = max(abs(plain), 0.1)
+    bound = max(within * size, min(3 * apart, 0.15 * size))
+    assert max(abs(eager - plain), abs(compiled - plain)) < bound, found
     return found
