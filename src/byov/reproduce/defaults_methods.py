@@ -1,8 +1,8 @@
 """The methods of `byov reproduce defaults`: how each is trained and predicts, the same for every set.
 
-All methods are trained on the same rows with 600 steps of Adam at 3e-3, as in README's loop, and batches of 64; a KL
-term is weighted by `beta`. Nothing was chosen on a test set: results/defaults/README.md lists what was tried on
-held-out rows.
+All methods are trained on the same rows with 600 steps of Adam at 3e-3, as in README's loop, and batches of 64; a
+pretrained network is fine-tuned by `FINE_TUNED`. A KL term is weighted by `beta`. Nothing was chosen on a test set:
+results/defaults/README.md lists what was tried on held-out rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from byov.posterior import (
     output_layer,
     parameter_groups,
 )
+from byov.posterior.mixture import SPREAD
 from byov.posterior.select import Rules
 from byov.posthoc.swag import SCALE, SWAG
 from byov.posthoc.temperature import Temperature, fit_temperature
@@ -37,6 +38,14 @@ from byov.reproduce.defaults_scores import Scores, auroc, averaged, classified, 
 from byov.reproduce.defaults_sets import Task
 
 STEPS, BATCH, LR, BETA, DRAWS, MEMBERS = 600, 64, 3e-3, 1e-3, 30, 5
+FINE_TUNED = {"batch": 32, "lr": 1e-3, "draws": 10}
+"""What differs for a pretrained network: a usual rate for fine-tuning; and its passes are slow on a CPU."""
+
+
+def settings(pretrained: bool = False) -> dict[str, Any]:
+    """Return the settings that every reading depends on."""
+    usual = {"steps": STEPS, "batch": BATCH, "lr": LR, "beta": BETA, "draws": DRAWS, "spread": SPREAD}
+    return usual | FINE_TUNED if pretrained else usual
 
 
 def _on_both(family: Any) -> Rules:
@@ -71,9 +80,10 @@ METHODS = (
 class Fitted(nn.Module):
     """A network with the noise precision of a regression."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, samples: int | None = None) -> None:
         super().__init__()
         self.net, self.log_precision = net, nn.Parameter(torch.zeros(()))
+        self.samples = DRAWS if samples is None else samples
 
     def loss(self, x: Tensor, y: Tensor, regression: bool) -> Tensor:
         out = self.net(x)
@@ -93,7 +103,7 @@ class Fitted(nn.Module):
         found = predict(
             self.net,
             x,
-            DRAWS,
+            self.samples,
             generator=generator,
             keep=True,
             task="regression" if regression else None,
@@ -124,14 +134,14 @@ def trainer(method: str, task: Task, seed: int) -> tuple[Fitted, Callable[[], No
     """Return an untrained method and a function that takes one step; "SWAG" is a plain network followed by SWAG."""
     torch.manual_seed(seed)
     net, rules = task.network(), RULES.get(method)
-    swag = SWAG(net) if method == "SWAG" else None
-    fitted = Fitted((swag or net) if rules is None else bayesianize(net, rules))
+    swag, own = SWAG(net) if method == "SWAG" else None, settings(task.pretrained)
+    fitted = Fitted((swag or net) if rules is None else bayesianize(net, rules), own["draws"])
     noise = {"params": [fitted.log_precision], "lr": log_var_rate(STEPS)}  # it must move as far as a log-variance
-    optimizer = torch.optim.Adam([*parameter_groups(fitted.net, LR, STEPS), noise])
+    optimizer = torch.optim.Adam([*parameter_groups(fitted.net, own["lr"], STEPS), noise])
 
     def step() -> None:
         fitted.train()
-        i = torch.randint(len(task.x), (BATCH,))
+        i = torch.randint(len(task.x), (own["batch"],))
         loss = fitted.loss(task.x[i], task.y[i], task.regression)
         if rules is not None:
             loss = elbo(loss, fitted, n=len(task.x), beta=beta(fitted, len(task.x)))
@@ -149,7 +159,7 @@ def followed(fitted: Fitted) -> dict[str, Fitted]:
     swag, found = fitted.net, {}
     assert isinstance(swag, SWAG)
     for method, swag.scale in SWAG_SCALES.items():
-        found[method] = Fitted(swag.posterior())
+        found[method] = Fitted(swag.posterior(), fitted.samples)
     found["plain"] = Fitted(swag.net)
     for each in found.values():
         each.log_precision = fitted.log_precision

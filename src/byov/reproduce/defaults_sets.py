@@ -4,12 +4,16 @@
 |---|---|---|
 | digits | convnet16 | five image shifts at severity 3 |
 | fashion-mnist: 2,000 images, 14×14 | convnet16 | the same |
+| cifar10-small, cifar100-small: 5,000 images, 16×16 | convnet16, convnet32 | the same |
+| flowers: 3,000 images, 96×96 | EfficientNet-Lite0, pretrained on ImageNet | the same |
 | newsgroups: 2,000 texts, TF-IDF of 5,000 words | one hidden layer of 100 | half of the words removed |
 | uci: five small tables | one hidden layer of 50 | noise of half a standard deviation of each feature |
 
-The files in ROOT are fashion_mnist.npz (or torchvision's copy), 20newsgroups.npz and uci/; digits come with
-scikit-learn. A tenth of the training rows is held out for fitting a temperature and for choosing the default. "Other"
-data are made in the same way for every set: each feature of an input comes from another test input.
+The files in ROOT are fashion_mnist.npz, cifar10.npz, cifar100.npz (or torchvision's copies), flowers102.npz,
+20newsgroups.npz and uci/; digits come with scikit-learn. The pretrained weights are those of timm, from
+ROOT/tf_efficientnet_lite0.safetensors if it exists. A tenth of the training rows is held out for fitting a temperature
+and for choosing the default. "Other" data are made in the same way for every set: each feature of an input comes from
+another test input.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+import timm
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, normalize
@@ -33,8 +38,11 @@ from byov.models.registry import create
 SHIFTS = ("gaussian_noise", "salt_and_pepper", "rotation", "blur", "contrast")
 SEVERITY = 3
 TABLES = ("yacht", "boston", "energy", "concrete", "wine_red")
-COUNTS, SIDE = (2000, 1000), 14
-"""The training and test sizes of Fashion-MNIST (14×14) and of the texts, the same for all methods."""
+COUNTS = {"cifar10-small": (5000, 1000), "cifar100-small": (5000, 1000), "flowers": (3000, 500)}
+USUAL_COUNTS = (2000, 1000)
+"""The training and test sizes of the sets that are larger, the same for all methods; digits are used whole."""
+SIDES = {"fashion-mnist": 14, "cifar10-small": 16, "cifar100-small": 16, "flowers": 96}
+PRETRAINED = "tf_efficientnet_lite0"
 WORDS = 5000
 """The size of the vocabulary."""
 MISSING, NOISE, HELD = 0.5, 0.5, 0.1
@@ -56,6 +64,7 @@ class Task:
     moves: tuple[Move, ...]
     network: Callable[[], nn.Module]
     regression: bool = False
+    pretrained: bool = False
 
     def shifted(self, x: Tensor) -> list[Tensor]:
         """Return the inputs under each of the set's shifts."""
@@ -71,7 +80,8 @@ class Task:
 
 def names() -> list[str]:
     """Return the sets in the order of measurement, short ones first."""
-    return ["digits", *(f"uci-{table}" for table in TABLES), "newsgroups", "fashion-mnist"]
+    tables = (f"uci-{table}" for table in TABLES)
+    return ["digits", *tables, "newsgroups", "fashion-mnist", "cifar10-small", "cifar100-small", "flowers"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,10 @@ def _task(place: Place) -> Task:
     x, y, test_x, test_y = _texts(place.root) if texts else _images(place.name, place.root)
     moves: tuple[Move, ...] = (_without_words,) if texts else IMAGE_MOVES
     classes = int(max(y.max(), test_y.max())) + 1
+    if place.name == "flowers":
+        network = partial(Pretrained, classes, data_root(place.root))
+        network()  # raises without its weights, before any training
+        return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, network, pretrained=True))
     return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, lambda: _network(x, classes)))
 
 
@@ -123,7 +137,7 @@ def _noisy(x: Tensor, generator: Generator) -> Tensor:
 
 def _network(x: Tensor, outputs: int) -> nn.Module:
     if x.ndim == 4:
-        return create("convnet16", outputs, x.shape[1])
+        return create("convnet16" if outputs <= 10 else "convnet32", outputs, x.shape[1])
     hidden = 100 if x.shape[1] >= WORDS else 50
     return nn.Sequential(
         nn.Linear(x.shape[1], hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs)
@@ -132,14 +146,32 @@ def _network(x: Tensor, outputs: int) -> nn.Module:
 
 def _images(name: str, root: str | Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     parts: list[Tensor] = []
-    for split, count in zip(("train", "test"), COUNTS, strict=True):
-        data = load(name, split, root)
+    source = f"npz:{data_root(root) / 'flowers102.npz'}" if name == "flowers" else name.removesuffix("-small")
+    for split, count in zip(("train", "test"), COUNTS.get(name, USUAL_COUNTS), strict=True):
+        data = load(source, split, root)
         assert isinstance(data, ImageSet)
         assert data.labels is not None
         chosen = _some(len(data), len(data) if name == "digits" else count)
         images = data.images[chosen].float() / 255
-        parts += [images if name == "digits" else adaptive_avg_pool2d(images, SIDE), data.labels[chosen]]
+        parts += [adaptive_avg_pool2d(images, SIDES[name]) if name in SIDES else images, data.labels[chosen]]
     return parts[0], parts[1], parts[2], parts[3]
+
+
+class Pretrained(nn.Module):
+    """EfficientNet-Lite0 with ImageNet's weights and a new output layer, for pixels in [0, 1]."""
+
+    def __init__(self, classes: int, root: Path) -> None:
+        super().__init__()
+        file = root / f"{PRETRAINED}.safetensors"
+        if file.is_file():
+            own = {"pretrained_cfg_overlay": {"file": str(file)}}
+            net = timm.create_model(PRETRAINED, pretrained=True, num_classes=classes, **own)
+        else:
+            net = create(f"timm:{PRETRAINED}", classes, pretrained=True)
+        self.net = net.to(memory_format=torch.channels_last)  # faster on a CPU, too
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((2 * x - 1).contiguous(memory_format=torch.channels_last))
 
 
 def _texts(root: str | Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -148,7 +180,7 @@ def _texts(root: str | Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: run results/defaults/newsgroups.py to create it.")
     file, parts = Arrays(path), []
-    for split, count in zip(("train", "test"), COUNTS, strict=True):
+    for split, count in zip(("train", "test"), USUAL_COUNTS, strict=True):
         starts = torch.from_numpy(file[f"{split}_indptr"]).long()
         indices, values = (torch.from_numpy(file[f"{split}_{kind}"]) for kind in ("indices", "data"))
         rows = torch.zeros(len(starts) - 1, WORDS)
