@@ -261,7 +261,11 @@ def test_settings_named_in_the_documents_exist() -> None:
     found = {word.rstrip(".`") for each in texts for word in re.findall(r"--set ([a-z_.]+=[^\s`]+)", each)}
     assert "train.minutes=10" in found
     for change in found:
-        tries = [(cls, [change, *more]) for cls in (Supervised, Pretrain, Tabular) for more in ([], ["train.warmup=0"])]
+        tries = [
+            (cls, [change, *more])
+            for cls in (Supervised, Pretrain, Tabular)
+            for more in ([], ["train.warmup=0"], ["posterior.family=emp"])
+        ]
         assert any(_loads(cls, changes) for cls, changes in tries), change
 
 

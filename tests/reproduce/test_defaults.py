@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy import stats
 
-from byov.reproduce import defaults, defaults_methods
+from byov.reproduce import defaults, defaults_cifar, defaults_methods
 from byov.reproduce.defaults_methods import METHODS, Read
 from byov.reproduce.defaults_scores import regressed, uncertainties
 from byov.reproduce.defaults_sets import Place
 from byov.reproduce.experiment import Context
+from byov.train.config import load_config
+from byov.train.supervised import Supervised
 
 DIGITS = Place("digits", 0, None)
 
@@ -99,3 +101,11 @@ def test_cifar_is_refused_on_a_cpu(call: Callable[..., tuple[int, str, str]], tm
     status, _, err = call("reproduce", "defaults", "--scale", "full", "--device", "cpu", "--out", str(tmp_path / "out"))
     assert status == 2
     assert "needs a GPU" in err
+
+
+def test_cifar_s_methods_are_recipes_and_the_default_is_among_them() -> None:
+    for method, changes in defaults_cifar.CHANGES.items():
+        words = [f"posterior.{change}" for change in changes]
+        posterior = load_config(Supervised, defaults_cifar.RECIPE, words).posterior
+        assert posterior.points or posterior.gaussian, method  # all have the recipe's decay
+    assert defaults.DEFAULT in defaults_cifar.CHANGES

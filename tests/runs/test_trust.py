@@ -54,7 +54,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.syspath_prepend(folder)
         own = ["model.encoder=python:theirs:encoder", "model.hidden=8", "model.outputs=4"]
         pretrain(load_config(Pretrain, None, [*SHORT, *SMALL, *own]), runs["pretrain"])
-        train(load_config(Supervised, None, [*SHORT, *SMALL, "model.name=python:theirs:network"]), runs["train"])
+        train(
+            load_config(
+                Supervised, None, [*SHORT, *SMALL, "posterior.family=gaussian", "model.name=python:theirs:network"]
+            ),
+            runs["train"],
+        )
         own = [f"data.name=table:{table}", "model.name=python:theirs:table", "train.batch=20"]
         regress(load_config(Tabular, None, [*SHORT, *own]), runs["table"])
     return runs, table, mark
@@ -120,6 +125,7 @@ def test_python_says_trust_too(made: Made, imported: Callable[[], bool]) -> None
 
 def test_resuming_takes_the_user_s_own_recipe_at_its_word(made: Made, imported: Callable[[], bool]) -> None:
     runs, _, _ = made
-    recipe = load_config(Supervised, None, [*SHORT, *SMALL, "model.name=python:theirs:network"])
+    own = ["posterior.family=gaussian", "model.name=python:theirs:network"]
+    recipe = load_config(Supervised, None, [*SHORT, *SMALL, *own])
     assert train(recipe, runs["train"], resume=True)
     assert imported()

@@ -129,7 +129,12 @@ def test_the_loss_is_cross_entropy_and_beta_kl_over_n(family: str) -> None:
 
 
 def test_beta_follows_its_schedule(tmp_path: Path) -> None:
-    betas = ("posterior.beta_start=0.1", "posterior.beta_end=0.5", "posterior.beta_schedule=linear")
+    betas = (
+        "posterior.family=gaussian",
+        "posterior.beta_start=0.1",
+        "posterior.beta_end=0.5",
+        "posterior.beta_schedule=linear",
+    )
     start(recipe(*betas, "train.epochs=1"), tmp_path)
     found = [(line["loss"] - line["cross_entropy"]) / line["kl"] for line in log(tmp_path)]
     assert found == pytest.approx([0.1 + 0.4 * k / 10 for k in range(10)], abs=1e-4)
@@ -145,8 +150,9 @@ def test_a_run_is_not_resumed_where_auto_has_become_another_n(tmp_path: Path) ->
 
 
 def test_many_weights_for_each_image_are_paid_for_by_weight() -> None:
-    assert FamilyConfig().number(100, 300) == 100
-    assert FamilyConfig().number(100, 301) == pytest.approx(50 * 301)
+    gaussian = FamilyConfig(family="gaussian")
+    assert gaussian.number(100, 300) == 100
+    assert gaussian.number(100, 301) == pytest.approx(50 * 301)
     assert FamilyConfig(family="emp").number(100, 301) == 100
 
 
@@ -163,7 +169,8 @@ def test_many_weights_for_each_image_are_paid_for_by_weight() -> None:
     ],
 )
 def test_kl_scale_is_what_it_says_and_is_written_down(tmp_path: Path, scale: str, on: str, number: float) -> None:
-    changes = f"posterior.kl_scale={scale}", f"posterior.on={on}", "train.minutes=1e-9"
+    kind = "posterior.family=gaussian"
+    changes = kind, f"posterior.kl_scale={scale}", f"posterior.on={on}", "train.minutes=1e-9"
     start(recipe(*changes), tmp_path)
     about = checkpoint.peek(tmp_path / "checkpoint.safetensors")["recipe"]
     module, _ = restore(tmp_path)
@@ -222,7 +229,7 @@ def test_a_folder_of_pictures_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_a_restored_run_asks_for_no_weights_from_elsewhere(tmp_path: Path) -> None:
-    start(recipe("model.name=vit-nano/4", "train.minutes=1e-9"), tmp_path)
+    start(recipe("model.name=vit-nano/4", "posterior.family=gaussian", "train.minutes=1e-9"), tmp_path)
     path = tmp_path / "checkpoint.safetensors"
     tree = checkpoint.load(path)
     tree["recipe"]["config"]["model"]["pretrained"] = True
@@ -239,7 +246,7 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(call: Any, tmp_path: P
     (tmp_path / "file").write_text("")
     (tmp_path / "odd.toml").write_text("[posterior]\nfamilie = 'emp'\n")
     settings = [
-        ("posterior.family=gausian", "posterior.family is 'none' or 'gaussian'"),
+        ("posterior.family=gausian", "posterior.family is 'none' or 'swag' or 'gaussian'"),
         ("posterior.on=everywhere", "posterior.on is 'all' or 'norm+output'"),
         ("posterior.sigm=1", "posterior.sigm"),
         ("posterior.beta_end=-0.1", "is a number of at least 0, not"),
@@ -254,18 +261,24 @@ def test_bad_input_ends_in_a_sentence_and_changes_nothing(call: Any, tmp_path: P
         ("train.batch=4000", "fewer than a batch of 4000"),
         ("posterior.l2.shared_weights=-1", "posterior.l2.shared_weights is a λ of at least 0, not -1.0"),
         ("posterior.l2.patched_biases=nan", "posterior.l2.patched_biases is a number, not 'nan'"),
-        ("posterior.penalty=l2", "does not act on a Gaussian's variance"),
+        ("posterior.family=gaussian posterior.penalty=l2", "does not act on a Gaussian's variance"),
         ("posterior.family=emp posterior.l2.shared_biases=1", "are for posterior.penalty = 'l2', not for 'kl'"),
         ("posterior.family=none posterior.output_family=emp", "set posterior.family, too"),
-        ("posterior.on=output posterior.output_family=emp", "is used beside another family"),
+        ("posterior.output_family=emp", "set posterior.family, too"),
+        ("posterior.on=norm", "posterior.on is not for SWAG, which follows all weights"),
+        ("posterior.alternate=2", "posterior.alternate is not for SWAG"),
+        ("posterior.family=gaussian posterior.on=output posterior.output_family=emp", "is used beside another family"),
         ("posterior.alternate=-1", "posterior.alternate is a number of steps, or 0, not -1"),
-        ("posterior.alternate=2", "the posterior covers the whole network"),
+        ("posterior.family=gaussian posterior.alternate=2", "the posterior covers the whole network"),
         ("posterior.alternate=2 posterior.family=none", "needs a learned posterior"),
         ("posterior.gain=0", "posterior.gain is above 0"),
         ("posterior.family=emp posterior.apart=-1", "posterior.apart is at least 0"),
-        ("posterior.learn_probs=true", "posterior.learn_probs is for ensemble, emp, ecmp, not for gaussian"),
-        ("posterior.on=before-norm", "is for dropout, not for gaussian"),
-        (f"posterior.on=norm model.name=python:{here}:no_norm", "No parameter matches the rule"),
+        ("posterior.learn_probs=true", "posterior.learn_probs is for ensemble, emp, ecmp, not for swag"),
+        ("posterior.family=gaussian posterior.on=before-norm", "is for dropout, not for gaussian"),
+        (
+            f"posterior.family=gaussian posterior.on=norm model.name=python:{here}:no_norm",
+            "No parameter matches the rule",
+        ),
         (f"model.name=python:{here}:no_network", "returns str, not a torch.nn.Module"),
         (f"data.name=npz:{tmp_path / 'bare.npz'}", "has no labels: pretrain on it instead"),
         (f"data.name=cifar10 data.root={tmp_path}", "cifar10 is not in"),

@@ -20,7 +20,8 @@ def command(
     ] = None,
     resume: Annotated[bool, plain("Resume the run in --run, or start it.")] = False,
 ) -> None:
-    """Train a network with labels and any posterior: none, gaussian, dropout, dropconnect, ensemble, emp, ecmp.
+    """Train a network with labels and any posterior: swag (default), none, gaussian, dropout, dropconnect,
+    ensemble, emp, ecmp.
 
     Images give a classifier; a table of numbers (data.name = table:FILE or uci:NAME) gives a regression.
 

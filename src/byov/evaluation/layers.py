@@ -50,7 +50,8 @@ def layer_history(run: Path) -> LayerHistory:
     file = (run if run.is_dir() else run.parent) / "layers.jsonl"
     if not file.is_file():
         raise ValueError(
-            f"{run} has no layers.jsonl: it has no posterior, or was trained by a version that did not record layers."
+            f"{run} has no layers.jsonl: it trained no posterior (SWAG's comes from plain training), or it was trained"
+            " by a version that did not record layers."
         )
     records = [record for record in read_lines(file) if not mismatch(record, RECORD)]
     if not records:

@@ -17,6 +17,7 @@ from byov.train.run import RESUMABLE
 
 FAMILIES = {
     "none": "Point network",
+    "swag": "SWAG",
     "gaussian": "Gaussian",
     "dropout": "Dropout",
     "dropconnect": "DropConnect",

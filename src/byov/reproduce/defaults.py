@@ -126,8 +126,6 @@ def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
     """Compare the recommended default with the plain network on each set over seeds, and count the outcomes."""
     counts: Counter[str] = Counter()
     for name, found in sets.items():
-        if DEFAULT not in found:  # CIFAR has no SWAG yet
-            continue
         for score in ("test_nll", "test_ece", "shifted_nll", "shifted_ece", "test_error"):
             gain, error = difference(found, DEFAULT, "plain", score)
             verdict = worded(gain, error)

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 for `byov reproduce defaults` at scale full: ResNet-18 with SGD and a tuned decay, on a GPU.
 
-Every method is recipes/cifar100_resnet18.toml with a few changes. The β of a Gaussian, as in `defaults_methods`, would
+Every method is recipes/cifar100_resnet18.toml with a few changes. SWAG follows a training of its own,
+whose learning rate stays constant; that of the others ends at 0. The β of a Gaussian, as in `defaults_methods`, would
 also reduce the recipe's weight decay, 1/(N·0.14²), so its prior is narrower by √β to give all methods the same decay.
 """
 
@@ -24,6 +25,7 @@ RECIPE = "cifar100_resnet18"
 _COLD = ("family=gaussian", "gain=1", "kl_scale=dataset")
 CHANGES: dict[str, tuple[str, ...]] = {
     "plain": ("family=none",),
+    "SWAG": ("family=swag", "on=all"),
     "dropout": ("family=dropout", "on=all", "p=0.05", "gain=1"),
     "Gaussian": (*_COLD, "on=all", "beta_end=8.6e-5", "prior_std=0.0013"),
     "Gaussian output": (*_COLD, "on=output", "beta_end=0.001", "prior_std=0.00443"),

@@ -164,8 +164,8 @@ class Pretrained(nn.Module):
         super().__init__()
         file = root / f"{PRETRAINED}.safetensors"
         if file.is_file():
-            own = {"pretrained_cfg_overlay": {"file": str(file)}}
-            net = timm.create_model(PRETRAINED, pretrained=True, num_classes=classes, **own)
+            source = {"file": str(file)}
+            net = timm.create_model(PRETRAINED, pretrained=True, pretrained_cfg_overlay=source, num_classes=classes)
         else:
             net = create(f"timm:{PRETRAINED}", classes, pretrained=True)
         self.net = net.to(memory_format=torch.channels_last)  # faster on a CPU, too

@@ -22,6 +22,7 @@ from torch import Generator, Tensor, nn
 from byov.data import Batch, Batches
 from byov.posterior import BayesianModule, log_var_rate
 from byov.posterior.random import stream
+from byov.posthoc.swag import SWAG
 from byov.train import Diverged, checkpoint
 from byov.train.fabric import Signals
 from byov.train.journal import Journal
@@ -116,6 +117,9 @@ class Loop:
         scale = config.batch_size / config.lr_batch if config.lr_batch else 1.0
         self.base_lr = config.lr * scale
         self.log_var_lr = log_var_rate(self.total) / self.base_lr if config.log_var_lr is None else config.log_var_lr
+        """In units of `base_lr`."""
+        follows = any(isinstance(module, SWAG) for module in task.module.modules())
+        self.lr_end = float(follows) if config.lr_end == "auto" else config.lr_end
         """In units of `base_lr`."""
         self.optimizer = build_optimizer(
             config.optimizer,
@@ -262,7 +266,7 @@ class Loop:
                         return
 
     def _optimize(self, parts: list[Batch]) -> Any:
-        warmup, end = round(self.config.warmup * self.steps_per_epoch), self.config.lr_end * self.base_lr
+        warmup, end = round(self.config.warmup * self.steps_per_epoch), self.lr_end * self.base_lr
         lr = warmup_cosine(self.step, self.total, warmup, self.base_lr, end)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * (self.log_var_lr if group["role"] == "log_var" else 1.0)

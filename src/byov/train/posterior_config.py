@@ -43,6 +43,7 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "gain": ("gaussian", "dropout", "dropconnect", *_COMPONENTS),
 }
 """The families that use a setting; a recipe may contain settings of several families."""
+_OF_THE_KL = ("beta_start", "beta_end", "beta_schedule", "kl_scale", "prior_std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,8 @@ class L2Config:
 class FamilyConfig(ObjectiveConfig):
     """Which weights are random, and how much."""
 
-    family: Literal["none"] | Name = "gaussian"
+    family: Literal["none", "swag"] | Name = "swag"
+    """"swag" trains the plain network and follows its weights, as `byov.SWAG` does: our recommendation."""
     on: Literal["all", "norm+output", "input+norm+output", "norm", "output", "before-norm"] = "all"
     """The layers covered; "before-norm" puts dropout before every BatchNorm, as in the patching paper."""
     output_family: Name | None = None
@@ -176,15 +178,20 @@ class FamilyConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         used = {self.family, self.output_family} - {None}
-        if self.output_family is not None and self.family == "none":
+        if self.output_family is not None and self.family in ("none", "swag"):
             raise ValueError("posterior.output_family is used beside another family: set posterior.family, too.")
         if self.output_family is not None and self.on == "output":
             raise ValueError("posterior.output_family is used beside another family: set posterior.on, such as norm.")
+        if self.family == "swag" and (self.on != "all" or self.alternate > 0):
+            what = "on" if self.on != "all" else "alternate"
+            raise ValueError(
+                f"posterior.{what} is not for SWAG, which follows all weights: set posterior.family, such as gaussian."
+            )
         if self.on == "before-norm" and self.family not in ("dropout", "none"):
             raise ValueError(f"posterior.on = 'before-norm' is for dropout, not for {self.family}.")
         if self.learn_probs and not self.components:
             raise ValueError(f"posterior.learn_probs is for {', '.join(_COMPONENTS)}, not for {self.family}.")
-        if self.shared_sigma and (self.family == "none" or self.on == "all"):
+        if self.shared_sigma and (self.family in ("none", "swag") or self.on == "all"):
             raise ValueError("posterior.shared_sigma is for weights beside patches: set posterior.family and .on.")
         if self.penalty == "l2" and "gaussian" in used:
             raise ValueError("posterior.penalty = 'l2' does not act on a Gaussian's variance: it needs the KL.")
@@ -219,7 +226,12 @@ class FamilyConfig(ObjectiveConfig):
         """Return the non-default settings that none of the chosen families uses."""
         default, used = FamilyConfig(), {self.family, self.output_family}
         changed = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
-        return [f"posterior.{name}" for name in changed if not used & set(_TAKEN_BY.get(name, used))]
+        free = self.family == "swag" and self.penalty == "kl" and not self.points  # there is nothing that β could weigh
+        return [
+            f"posterior.{name}"
+            for name in changed
+            if not used & set(_TAKEN_BY.get(name, used)) or (free and name in _OF_THE_KL)
+        ]
 
     def note(self) -> str:
         """Return a sentence that lists unused settings, or ""."""
@@ -227,8 +239,8 @@ class FamilyConfig(ObjectiveConfig):
         return f"Not used by posterior.family = {self.family}: {unused}." if unused else ""
 
     def rules(self, pretrained: bool = False) -> Rules | None:
-        """Return the rules for `bayesianize`; None for a network without a posterior."""
-        if self.family == "none":
+        """Return the rules for `bayesianize`; None for a network that is trained without a posterior."""
+        if self.family == "none" or self.family == "swag":
             return None
         rules = self._patches(self._family(self.family, pretrained), pretrained)
         return {**rules, "*": Shared(self.shared_sigma)} if self.shared_sigma and isinstance(rules, dict) else rules

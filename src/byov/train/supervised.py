@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from byov.models import create
 from byov.models.registry import call_entry, try_image
 from byov.posterior import BayesianModule, Ensemble, Normal, bayesianize, hold_apart, output_layer
 from byov.posterior.factor import Factor
+from byov.posthoc.swag import SWAG
 from byov.train import checkpoint
 from byov.train.batchnorm import add_gates, synchronise
 from byov.train.config import Rate, from_dict
@@ -91,6 +92,11 @@ class Penalised(nn.Module):
         self.net, self.kl_scale = net, number
         self.posterior, self.batch = posterior, batch
 
+    def settled(self) -> Self:
+        """Replace a SWAG, which follows a training, with its posterior; return the module itself."""
+        self.net = self.net.posterior() if isinstance(self.net, SWAG) else self.net
+        return self
+
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the weights and so of the network's inputs."""
@@ -164,7 +170,9 @@ class PenalisedTask:
             hold_apart(self.module.net, posterior.apart / posterior.gain)  # type: ignore[arg-type]
 
     def after(self, step: int, total: int) -> None:
-        """Do nothing after a step."""
+        """Let SWAG see the new weights."""
+        if isinstance(self.module.net, SWAG):
+            self.module.net.update()
 
     def note(self) -> str:
         return self.posterior.note()
@@ -217,10 +225,10 @@ def build(
 
 
 def with_posterior(net: nn.Module, posterior: FamilyConfig, pretrained: bool, examples: int) -> tuple[nn.Module, float]:
-    """Return the network with its posterior, or unchanged without one, and N for this number of examples."""
+    """Return the network with its posterior, followed by SWAG, or unchanged; and N for this number of examples."""
     rules = posterior.rules(pretrained)
     if rules is None:
-        return net, posterior.number(examples, 1)
+        return SWAG(net) if posterior.family == "swag" else net, posterior.number(examples, 1)
     if posterior.on == "before-norm":
         net = add_gates(net)
     prior = Normal(0.0, posterior.prior_std)
@@ -255,7 +263,7 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Classifier, 
     classes = len(state["recipe"]["class_names"])
     module = build(recipe, like, classes, 1, torch.device(device), fetch=False)  # the weights are in the checkpoint
     checkpoint.fill(module, state["module"], run)
-    return module.to(device).eval(), recipe
+    return module.to(device).settled().eval(), recipe
 
 
 class FineTune:

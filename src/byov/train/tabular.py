@@ -216,7 +216,7 @@ def restore(run: Path, device: torch.device | str = "cpu") -> tuple[Regressor, T
     module = build(recipe, like, (y_mean, y_std), 1, torch.device(device))
     checkpoint.fill(module, state["module"], run)
     names = {"columns": tuple(about.get("columns", ())), "target": about.get("target")}  # missing in older runs
-    return module.to(device).eval(), recipe, replace(like, digest=about["data"]["digest"], **names)
+    return module.to(device).settled().eval(), recipe, replace(like, digest=about["data"]["digest"], **names)
 
 
 def held_out(recipe: Tabular, like: DataSpec, root: Path | None = None) -> tuple[Table, Tensor, Tensor]:

@@ -5,6 +5,7 @@
 | `train.compile`, `train.precision` = "auto" | on a CUDA GPU compiled bf16-mixed, otherwise 32-true and not compiled |
 | `train.batch` = "auto" | 256; for fewer than 512 images the largest power of two that fits into them twice |
 | `train.epochs` = "auto" | 100, or more if needed for 1,000 steps |
+| `train.lr_end` = "auto" | 0, or 1 for SWAG |
 | `data.image_size` = none, of a folder | the median of the files' shorter sides, adapted to the network; at most 224 |
 
 A resumed run keeps the settings with which it was started.
@@ -36,7 +37,7 @@ STEPS = 1000
 LOOKED_AT = 500
 """Maximum number of files whose size is read."""
 AUTO_SETTINGS = {
-    **dict.fromkeys(("train.compile", "train.precision", "train.batch", "train.epochs"), "auto"),
+    **dict.fromkeys(("train.compile", "train.precision", "train.batch", "train.epochs", "train.lr_end"), "auto"),
     "data.image_size": None,
 }
 """Settings that a recipe may leave open, with the value that means so."""
@@ -72,8 +73,9 @@ class TrainConfig:
     eta: Multiple = 1e-3
     warmup: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine schedule."""
-    lr_end: Multiple = 0.0
-    """Final value of the cosine schedule, in units of `lr`; 1 keeps the rate constant after the warm-up."""
+    lr_end: Multiple | Auto = "auto"
+    """Final value of the cosine schedule, in units of `lr`; 1 keeps the rate constant after the warm-up. "auto": 0, or
+    1 for SWAG, which needs weights that keep moving."""
     clip: Positive | None = None
     accumulate: Count = 1
     precision: Precision | Auto = "auto"
