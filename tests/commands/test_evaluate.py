@@ -206,7 +206,7 @@ def test_half_the_precision_is_asked_for_and_said(evaluated: Evaluated, runs: Pa
     assert [saved["protocol"]["precision"] for saved in both] == [None, "bf16-mixed"]
     for full, half in ([saved["rows"][0][reading]["nll"] for saved in both] for reading in READINGS):
         assert half != full
-        assert half == pytest.approx(full, rel=0.1)
+        assert half == pytest.approx(full, rel=0.2)  # on 120 images, rounding may choose another λ
 
 
 # A pretraining run

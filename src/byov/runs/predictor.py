@@ -16,7 +16,7 @@ from byov.prediction import Prediction, predict
 from byov.prediction.inputs import device_of
 from byov.prediction.predict import Strategy
 from byov.prediction.result import Moments
-from byov.ssl.features import feature_draws, features
+from byov.ssl.features import features
 from byov.ssl.probe import READ, Probe
 
 
@@ -139,10 +139,8 @@ class Probed:
         return self.probe.predict(images, samples, "linear")
 
     def draws(self, images: Tensor, samples: int) -> Tensor:
-        probe, head = self.probe, self.probe.under_draws["linear"]
-        generator = Generator(probe.encoder.device or "cpu").manual_seed(stream(probe.seed, READ))
-        drawn = feature_draws(probe.encoder, images, samples, generator, **probe.options)
-        return torch.stack([head.probabilities(found).cpu() for found in drawn])
+        head = self.probe.under_draws["linear"]
+        return torch.stack([head.probabilities(found).cpu() for found in self.probe.features(images, samples)])
 
     def read(self, network: nn.Module, images: Tensor) -> Tensor:
         return self.probe.at_mean["linear"].probabilities(features(network, images, **self.probe.options))

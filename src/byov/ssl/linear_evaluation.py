@@ -1,11 +1,12 @@
 """BYOL's linear evaluation (Grill et al. 2020, C.1): a linear layer on a frozen encoder, by SGD on random crops.
 
 A reading evaluates the student at μ, the student under draws (training uses one draw of the weights per step;
-prediction averages the probabilities of many), or the teacher. As in the paper and its code, training uses random
-resized crops and flips, SGD with Nesterov momentum, a cosine schedule without warm-up, no weight decay and learning
-rates times batch/256. Of five rates, the one with the best top-1 on held-out images is chosen, and the layer with this
-rate is trained on all images. The rates of all readings are trained side by side on the same crops, each both on all
-images and on those not held out: one pass both chooses and fits.
+prediction averages the probabilities of many; each draw's features keep their mean at μ, as in `byov.ssl.probe`), or
+the teacher. As in the paper and its code, training uses random resized crops and flips, SGD with Nesterov momentum, a
+cosine schedule without warm-up, no weight decay and learning rates times batch/256. Of five rates, the one with the
+best top-1 on held-out images is chosen, and the layer with this rate is trained on all images. The rates of all
+readings are trained side by side on the same crops, each both on all images and on those not held out: one pass both
+chooses and fits.
 
 The paper's settings are for 1.3 million images and one encoder. Here a batch is at most a fortieth of the images, so
 that small sets have enough steps; features are divided by their root mean square, a single number, so that a rate means
@@ -34,7 +35,7 @@ from byov.prediction.result import Prediction
 from byov.ssl.classifiers import LinearProbe, held_out
 from byov.ssl.features import Encoder, ImageOptions
 from byov.ssl.learner import Learner
-from byov.ssl.probe import FIT, TEMPER, Labelled, Probe, Scores, labelled_images
+from byov.ssl.probe import FIT, REFERENCE, TEMPER, Labelled, Probe, Scores, labelled_images, shift
 from byov.ssl.views import UNIFORMS, View, crop, parameters
 from byov.train.schedules import warmup_cosine
 
@@ -161,12 +162,13 @@ def linear_evaluation(
     held = held_out(len(images), s.holdout, s.seed, None)
     trained = _train(encoders, (images, labels, classes), held, s, report or (lambda *_: None), options)
     kept = images[held.to(images.device)], labels[held.to(labels.device)]
+    reference = images[(~held).nonzero()[:, 0].to(images.device)][:REFERENCE]
     found = {}
     for name, encoder in encoders.items():
         heads, draws = trained[name], s.draws_read if name == DRAWN else None
-        chosen, temperature, top1 = _choose(encoder, heads, kept, draws, s, options)
+        chosen, temperature, top1 = _choose(encoder, heads, kept, draws, s, reference, options)
         head = {"linear": heads.probe(chosen)}
-        probe = Probe(encoder, head, head, s.seed, **options)
+        probe = Probe(encoder, head, head, s.seed, reference=reference, **options)
         prediction = probe.predict(test_images, draws)
         plain, warm = (
             Scores.of(p.mean, test_labels, s.bins) for p in (prediction, Temperature(temperature)(prediction))
@@ -196,7 +198,7 @@ def _train(
     chance = Generator().manual_seed(stream(s.seed, CROPPING))
     with ExitStack() as stack:
         reads = _opened(encoders, stack, s.seed, options)
-        heads = {name: _heads(name, read(images), classes, rates, s) for name, read in reads.items()}
+        heads = {name: _heads(name, found, classes, rates, s) for name, found in _read(reads, images).items()}
         place = heads["student"].weights[0].device
         labels, taken = labels.to(place, torch.int64), taken.to(place)
         for epoch in range(s.epochs):
@@ -206,8 +208,8 @@ def _train(
                 chosen = parameters(CROPS, uniforms[step % steps], *size)
                 crops = crop(transforms.to_unit(images[index]), chosen, size)
                 here, factor = index.to(place), warmup_cosine(step, s.epochs * steps)
-                for name, read in reads.items():
-                    heads[name].step(read(crops), labels[here], taken[here], factor)
+                for name, features in _read(reads, crops).items():
+                    heads[name].step(features, labels[here], taken[here], factor)
                 report("linear evaluation", step + 1, s.epochs * steps)
     return heads
 
@@ -224,6 +226,14 @@ def _opened(
     return found
 
 
+def _read(reads: Mapping[str, Callable[[Tensor], Tensor]], images: Tensor) -> dict[str, Tensor]:
+    """Return the features of each reading; those under a draw without their common shift."""
+    found = {name: read(images) for name, read in reads.items()}
+    if DRAWN in found:
+        found[DRAWN] = found[DRAWN] - shift(found[DRAWN], found["student"])
+    return found
+
+
 def _heads(name: str, features: Tensor, classes: int, rates: Sequence[float], s: LinearSettings) -> Heads:
     """Create the heads, initialised as in BYOL's code by a normal distribution truncated at two standard deviations."""
     scale, deviation = features.square().mean().sqrt().item(), features.shape[1] ** -0.5
@@ -236,7 +246,13 @@ def _heads(name: str, features: Tensor, classes: int, rates: Sequence[float], s:
 
 
 def _choose(
-    encoder: Encoder, heads: Heads, kept: Labelled, draws: int | None, s: LinearSettings, options: ImageOptions
+    encoder: Encoder,
+    heads: Heads,
+    kept: Labelled,
+    draws: int | None,
+    s: LinearSettings,
+    reference: Tensor,
+    options: ImageOptions,
 ) -> tuple[int, float, dict[float, float]]:
     """Return the index of the rate with the best held-out top-1, its temperature there, and the top-1 of each rate.
 
@@ -244,7 +260,8 @@ def _choose(
     """
     (images, labels), count = kept, len(s.rates)
     each = {str(i): heads.probe(count + i) for i in range(count)}
-    found = Probe(encoder, each, each, stream(s.seed, TEMPER), **options).predict_heads(images, draws)
+    probe = Probe(encoder, each, each, stream(s.seed, TEMPER), reference=reference, **options)
+    found = probe.predict_heads(images, draws)
     probs = [found[str(i)].mean for i in range(count)]
     labels = labels.to(probs[0].device)
     top1 = [accuracy(p, labels).item() for p in probs]

@@ -2,6 +2,10 @@
 
 A head for prediction under draws is also fitted under draws: its training features come from separate draws, each
 example once per draw, and its probabilities are averaged over the draws at prediction.
+
+A draw moves the features of all images together, by a vector that can be longer than the features' own spread: the
+projector begins with a BatchNorm, which removes it, so nothing in pretraining keeps it short. A probe has no BatchNorm.
+So each draw's features are moved back, by their mean difference from μ over training images (`shift`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from byov.ssl.features import Encoder, ImageOptions, feature_draws, features, gr
 Labelled = tuple[Tensor, Tensor]
 """Images and their labels."""
 
+REFERENCE = 512
+"""The number of training images that determine the shift of a draw: differences vary little between images."""
 FIT, READ, TEMPER = 0, 1, 2
 """Random streams of the draws for fitting heads, for reading them (prediction) and for fitting temperatures."""
 
@@ -48,6 +54,7 @@ class ProbeSettings:
         draws_fit: number of draws of each example for fitting a head under draws.
         groups: number of groups of examples with separate draws, which makes `draws_fit` × `groups` draws in all.
         draws_read: number of draws at prediction; 0 skips the reading under draws.
+        recentre: remove the shift that is common to all images from each draw's features; see `shift`.
         temper: number of training examples for fitting the linear head's temperature, at μ and under draws; with 0 the
             temperature is 1. See `byov.posthoc.temperature`.
         bins: of the calibration error.
@@ -62,6 +69,7 @@ class ProbeSettings:
     draws_fit: int = 8
     groups: int = 10
     draws_read: int = 30
+    recentre: bool = True
     temper: int = 0
     bins: int = 15
     seed: int = 0
@@ -74,6 +82,11 @@ class ProbeSettings:
             raise ValueError(f"A temperature is fitted on 0 examples or more, not {self.temper}.")
         if self.groups < 2:
             raise ValueError(f"Examples are cut into at least two groups, one to choose on, not {self.groups}.")
+
+
+def shift(drawn: Tensor, at_mean: Tensor) -> Tensor:
+    """Return how far a draw moves the features of all images together: the mean difference from μ, (…, 1, D)."""
+    return (drawn - at_mean).mean(-2, keepdim=True)
 
 
 def fit_heads(
@@ -96,6 +109,7 @@ class Probe:
         under_draws: the heads fitted on features under draws, if the encoder has a posterior.
         seed: for the draws of `predict`, which are the same at every call.
         temperatures: of the linear head's probabilities "at_mean" and "under_draws"; 1 if missing.
+        reference: images on which the features' mean under each draw is made that at μ; None leaves draws as they are.
         options: how images are passed to the encoder; see `byov.ssl.features.ImageOptions`.
     """
 
@@ -106,9 +120,11 @@ class Probe:
         under_draws: Mapping[str, Head] | None = None,
         seed: int = 0,
         temperatures: Mapping[str, float] | None = None,
+        reference: Tensor | None = None,
         **options: Unpack[ImageOptions],
     ) -> None:
-        self.encoder = Encoder.of(model)
+        self.encoder, self.reference = Encoder.of(model), reference
+        self._shifts: dict[int, list[Tensor]] = {}
         self.at_mean, self.under_draws = dict(at_mean), dict(under_draws or {})
         self.seed, self.temperatures, self.options = seed, dict(temperatures or {}), options
 
@@ -133,6 +149,11 @@ class Probe:
             return probe
         groups = min(s.groups, len(images))
         drawn = grouped_draws(encoder, images, s.draws_fit, groups, probe._generator(FIT), **options)
+        if s.recentre:
+            some = torch.randperm(len(images), generator=Generator().manual_seed(s.seed))[:REFERENCE]
+            probe.reference = images[some.to(images.device)]
+            for group in range(groups):
+                drawn[:, group::groups] -= shift(drawn[:, group::groups], at_mean[group::groups])
         probe.under_draws = fit_heads(drawn, labels, classes, s, torch.arange(len(images)) % groups)
         if s.temper:
             probe.temperatures["under_draws"] = probe._fit_temperature(images, labels, drawn, s.draws_read, s)
@@ -187,7 +208,18 @@ class Probe:
         """Yield the features (N, D) for prediction: once at μ, or draw by draw, the same at every call."""
         if draws is None:
             return iter([features(self.encoder, images, **self.options)])
-        return feature_draws(self.encoder, images, draws, self._generator(draws_from), **self.options)
+        drawn = feature_draws(self.encoder, images, draws, self._generator(draws_from), **self.options)
+        return drawn if self.reference is None else map(torch.sub, drawn, self._shifts_of(draws, draws_from))
+
+    def _shifts_of(self, draws: int, draws_from: int) -> list[Tensor]:
+        """Return the shift of each draw; they are the same at every call, and computed once."""
+        known = self._shifts.get(draws_from, [])
+        if len(known) < draws:
+            assert self.reference is not None
+            at_mean = features(self.encoder, self.reference, **self.options)
+            drawn = feature_draws(self.encoder, self.reference, draws, self._generator(draws_from), **self.options)
+            known = self._shifts[draws_from] = [shift(found, at_mean) for found in drawn]
+        return known[:draws]
 
     def _generator(self, draws_from: int) -> Generator:
         """Return a generator on the weights' device, for fast draws; other device types give other draws."""
