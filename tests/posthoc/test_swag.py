@@ -228,3 +228,15 @@ def test_it_is_not_taken_for_its_posterior(use: Any) -> None:
     """The plain network of the last step would be used, silently: one draw, no mutual information."""
     with pytest.raises(TypeError, match=r"has no posterior of its own: use swag\.posterior\(\)"):
         use(byov.SWAG(mlp()))
+
+
+def test_its_sigma_has_no_start_to_be_compared_with() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    swag = byov.SWAG(net)
+    with torch.no_grad():
+        for _ in range(3):
+            net[1].weight.add_(0.1 * torch.randn(3, 4))
+            swag.update()
+    found = byov.check(swag.posterior(), torch.randn(20, 4), torch.randint(3, (20,)), samples=4)
+    assert found.moved is None
+    assert not any("σ has hardly moved" in sentence for sentence in found.sentences)

@@ -57,7 +57,7 @@ class Check:
     Attributes:
         inputs: the number of inputs.
         samples: the number of draws.
-        moved: the median |log σ − log σ₀| of the Gaussians; None if there are none.
+        moved: the median |log σ − log σ₀| of the Gaussians; None if there are none, or if SWAG measured σ.
         snr: the median |μ|/σ of all weights with σ > 0.
         entropy: the entropy of the mean over draws, in nats, averaged over the inputs.
         mutual_information: the part of the entropy that comes from differences between the draws, in nats.
@@ -146,6 +146,8 @@ def check(
 
 def sigma_movement(model: BayesianModule) -> tuple[float | None, tuple[str, ...]]:
     """Return the median distance of log σ from its start, and a warning if σ has hardly moved."""
+    if not model.sigma_is_trained:
+        return None, ()
     parts = [moved for factor in model.factors if isinstance(factor.family, Gaussian) for moved in [_moved(factor)]]
     if not parts:
         return None, ()

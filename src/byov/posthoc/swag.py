@@ -111,6 +111,7 @@ class SWAG(nn.Module):
         )
         for factor in model.factors:
             factor.get_parameter("log_var").copy_(factor.layout.flatten(log_variances))
+        model.sigma_is_trained = False
         return model.eval()
 
     def extra_repr(self) -> str:
