@@ -147,3 +147,18 @@ def test_a_sparser_model_by_snr_beside_one_by_magnitude() -> None:
     ]
     assert figure4.sparser_by(curves, 0.25) == (pytest.approx(100 * (0.7 - 0.6)), 0.5)
     assert figure4.sparser_by(curves, 0.4) == (pytest.approx(-4.0), 0.0)  # 0.86 at 40 %, where 0.9 is all
+
+
+def test_under_draws_the_signs_are_counted_and_the_paper_s_numbers_compared() -> None:
+    gains = {"clean": 1.0, "salt_and_pepper": -1.0, "shear": -1.0, "mean": 0.5}
+    rows = [
+        {"shift": name, "reading": reading, "ece": gain, "reliability": gain}
+        for reading, factor in (("at_mean", -1.0), ("under_draws", 1.0))
+        for name, gain in ((name, factor * value) for name, value in gains.items())
+    ]
+    found = {row.quantity: row for row in figure4.signs(rows)}
+    assert len(found) == 9 + 7  # four shifts and their count at μ; under draws two with the paper's numbers, the mean
+    assert (found["signs that agree, of 8"].ours, found["signs that agree, of 8, under draws"].ours) == (2, 6)
+    clean = found["ECE of BYOL minus BYOV, clean, under draws"]
+    assert (clean.ours, clean.paper, clean.verdict) == (1.0, 2.83, "paper: better; same direction")
+    assert found["ECE of BYOL minus BYOV, mean, under draws"].ours == 0.5

@@ -19,7 +19,7 @@ import torch
 
 from byov.evaluation.probing import probe_run
 from byov.report.drawing import COLOURS, MARKERS, add_grid, canvas, log_labels, styled, subscripted
-from byov.reproduce.byov_runs import BETAS, PRIORS, byol_run, byov_run, given_runs, own_beta, pretrained
+from byov.reproduce.byov_runs import BETAS, PRIORS, RECENTRED, byol_run, byov_run, given_runs, own_beta, pretrained
 from byov.reproduce.experiment import Comparison, Context, Outcome, experiment
 from byov.runs import read_header
 from byov.ssl.probe import Scores
@@ -131,7 +131,7 @@ def verdict(gain: float, error: float, paper: float | None) -> str:
 def measured(context: Context, name: str, run: Path, draws: int = 0) -> dict[str, Measured]:
     """Return the scores of a run's linear probe: "mean" at μ and, if requested, "draws" under draws."""
     recipe = {part: settings for part, settings in read_header(run).config.items() if part != "data"}
-    protocol = {"draws": draws, "bootstraps": BOOTSTRAPS, "recipe": recipe}
+    protocol = {"draws": draws, "bootstraps": BOOTSTRAPS, "recipe": recipe, **(RECENTRED if draws else {})}
     return context.kept(name, protocol, partial(_measure, context, run, draws))
 
 

@@ -30,6 +30,7 @@ from byov.report.figures import EXPLORED, layers_figure
 from byov.reproduce.byov_runs import (
     BETAS,
     PRIORS,
+    RECENTRED,
     about_beta,
     byol_run,
     byov_run,
@@ -158,7 +159,7 @@ def figure1b(context: Context) -> Outcome:
     draws = ALIGNED_DRAWS[context.scale]
     pair = {"BYOV": byov_run(context), "supervised BBB": supervised_twin(context)}
     runs = opened(context, pair, limit=None, samples=draws)
-    protocol = {"draws": draws, "runs": {run.name: about(run) for run in runs}}
+    protocol = {**RECENTRED, "draws": draws, "runs": {run.name: about(run) for run in runs}}
     part = _explored(context, "alignment", protocol, runs)
     linear, log = (read_alignment(values) for values in part["alignment"])
     found = {"": linear, " of logarithms": log}
@@ -186,7 +187,7 @@ def figure5(context: Context) -> Outcome:
     limit = CONVERGENCE_LIMIT[context.scale]
     runs = opened(context, {"BYOV": byov_run(context)}, limit, samples=CONVERGENCE_DRAWS)
     settings = {"samples": CONVERGENCE_DRAWS, "bootstraps": BOOTSTRAPS, "limit": limit}
-    protocol = {**settings, "severity": SEVERITY, "run": about(runs[0])}
+    protocol = {**RECENTRED, **settings, "severity": SEVERITY, "run": about(runs[0])}
     part = _explored(context, "convergence", protocol, runs)
     found = {shift: Convergence(**values) for shift, values in part["BYOV"].items()}
     clean = found["clean"]
@@ -233,7 +234,7 @@ def humans(context: Context) -> Outcome:
     """Correlate each model's uncertainty with the entropy of people's votes."""
     draws = HUMAN_DRAWS[context.scale]
     runs = opened(context, _cifar10(context), samples=draws, **HUMAN_LIMITS[context.scale])
-    protocol = {"draws": draws, "runs": {run.name: about(run) for run in runs}}
+    protocol = {**RECENTRED, "draws": draws, "runs": {run.name: about(run) for run in runs}}
     part = _explored(context, "humans", protocol, runs)
     found = {name: HumanAgreement(**values) for name, values in part.items()}
     comparisons = []

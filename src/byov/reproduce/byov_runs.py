@@ -25,6 +25,9 @@ PRIORS = {"normal": "N(0, I)", "teacher-mean": "N(μ_T, I)", "teacher-normal": "
 BETAS: dict[Scale, tuple[float, ...]] = {"quick": (0.03, 0.1, 1.0), "full": (0.03, 0.1, 1.0)}
 """The final values of β; N is the number of weights. The paper's text names 0.3 and 1.0."""
 
+RECENTRED = {"recentred": True}
+"""Part of the protocol of a probe under draws: byov once left the common shift of a draw in its features."""
+
 
 def pretrained(context: Context, name: str, *changes: str, recipe: str = "") -> Path:
     """Return the folder of a finished run of `byov pretrain`, by the scale's recipe or another one, with `changes`.
