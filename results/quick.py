@@ -1,6 +1,6 @@
-"""Both papers' tables and figures at scale quick, on digits: paper, ours, verdict, as the tables of quick/README.md.
+"""BYOV's figures and table at scale quick, on digits: paper, ours, verdict, as the tables of byov/README.md.
 
-byov reproduce 'byov/*' 'patching/*' --scale quick --device cpu --data-root DATA --out results/quick
+byov reproduce 'byov/*' --scale quick --device cpu --out results
 python results/quick.py
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "quick"
+FOLDER = Path(__file__).parent / "byov"
 
 
 def number(value: float | None) -> str:
@@ -17,7 +17,7 @@ def number(value: float | None) -> str:
 
 
 def main() -> None:
-    for file in sorted(FOLDER.glob("*/*/result.json")):
+    for file in sorted(FOLDER.glob("*/result.json")):
         found = json.loads(file.read_text())
         rows = [row for row in found["comparisons"] if row["verdict"] or row["paper"] is not None]
         print(f"\n**{found['name']}**: {found['title']}\n\n| quantity | paper | ours | verdict |\n|---|---:|---:|---|")
