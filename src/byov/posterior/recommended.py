@@ -15,7 +15,7 @@ RULES: dict[str, Rules] = {
 }
 """Rules for training q(θ) itself: every weight when training from scratch; only the new layer of a pretrained network,
 so that its features do not change. From scratch `byov.SWAG`, which is not a family but follows plain training, was
-better on the clean rows of all four sets of results/defaults."""
+better on the clean rows of all six sets of results/defaults."""
 
 
 def recommended(start: str) -> Rules:
