@@ -62,7 +62,7 @@ def main() -> None:
             cells = []
             for score in list(COLUMNS)[:6]:
                 gain, error = difference(found, method, other, score)
-                cells.append(f"{gain:+.4f} ± {error:.4f} {worded(gain, error)}")
+                cells.append(f"{gain:+.4f} ± {error:.4f} {worded(gain, error)}".replace(" ± nan", ""))
             print(f"| {method} − {other} | {name} | {' | '.join(cells)} |")
     for name, found in sets.items():
         gain, error = difference(found, DEFAULT, "plain + temperature", "shifted_nll")

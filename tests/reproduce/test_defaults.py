@@ -95,6 +95,8 @@ def test_a_difference_counts_beyond_its_error() -> None:
     found = {"a": [{"x": 1.0}, {"x": 2.0}, {"x": 6.0}], "b": [{"x": 0.0}, {"x": 0.0}, {"x": 0.0}]}
     gain, error = defaults.difference(found, "a", "b", "x")
     assert (gain, error) == (3.0, pytest.approx((7 / 3) ** 0.5))
+    gain, error = defaults.difference({"a": [{"x": 1.0}], "b": [{"x": 3.0}]}, "a", "b", "x")
+    assert (gain, defaults.known(error), defaults.worded(gain, error)) == (-2.0, None, "lower, one seed")
 
 
 def test_cifar_is_refused_on_a_cpu(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

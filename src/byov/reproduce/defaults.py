@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from math import isnan, nan
 from operator import eq
 from statistics import mean, median
 from time import monotonic
@@ -130,22 +131,34 @@ def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
             gain, error = difference(found, DEFAULT, "plain", score)
             verdict = worded(gain, error)
             counts[f"{score}, {verdict}"] += 1
-            yield Comparison(f"{name}: {score}, {DEFAULT} − plain", gain, None, error, verdict)
+            yield Comparison(f"{name}: {score}, {DEFAULT} − plain", gain, None, known(error), verdict)
         gain, error = difference(found, DEFAULT, "plain + temperature", "shifted_nll")
         counts[f"temperature, {worded(gain, error)}"] += 1
-        yield Comparison(f"{name}: shifted_nll, {DEFAULT} − temperature", gain, None, error, worded(gain, error))
+        verdict = worded(gain, error)
+        yield Comparison(f"{name}: shifted_nll, {DEFAULT} − temperature", gain, None, known(error), verdict)
     for what, count in sorted(counts.items()):
         yield Comparison(f"sets: {what}", count)
 
 
 def difference(found: Readings, method: str, other: str, score: str) -> tuple[float, float]:
-    """Return the difference between two methods in a score, averaged over seeds, and its standard error."""
+    """Return the difference between two methods in a score, averaged over seeds, and its standard error.
+
+    With one seed the error is not known: nan.
+    """
     each = [a[score] - b[score] for a, b in zip(found[method], found[other], strict=True)]
-    return mean(each), standard_error(each) or 0.0
+    error = standard_error(each)
+    return mean(each), nan if error is None else error
+
+
+def known(error: float) -> float | None:
+    """Return an error, or None if it is nan, which JSON does not have."""
+    return None if isnan(error) else error
 
 
 def worded(gain: float, error: float) -> str:
     """Describe a difference in a score where lower is better, relative to its standard error."""
+    if isnan(error):
+        return f"{'lower' if gain < 0 else 'higher'}, one seed"
     return "better" if gain < -error else "worse" if gain > error else "no different"
 
 
