@@ -67,7 +67,11 @@ def make(name: str, family: str, seed: int) -> None:
     device = ["--samples", "30", "--device", "cpu"]
     call("evaluate", str(run), "--shift", "augmentations", "--severities", "3", *device, "--out", str(full))
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
-    found = summary(json.loads(full.read_text())) | {"knn": float(knn[1]), "training": last}
+    evaluation = json.loads(full.read_text())
+    evaluation["protocol"]["model"]["name"] = str(
+        run.relative_to(ROOT)
+    )  # where it lies on this machine is nobody's concern
+    found = summary(evaluation) | {"knn": float(knn[1]), "training": last}
     found["pruned"] = pruned(run, ["snr", "magnitude"] if family == "gaussian" else ["magnitude"])
     out.write_text(json.dumps({"recipe": Path(recipe).stem, "family": family, "seed": seed, **found}, indent=1) + "\n")
 
