@@ -240,3 +240,9 @@ def test_its_sigma_has_no_start_to_be_compared_with() -> None:
     found = byov.check(swag.posterior(), torch.randn(20, 4), torch.randint(3, (20,)), samples=4)
     assert found.moved is None
     assert not any("σ has hardly moved" in sentence for sentence in found.sentences)
+
+
+def test_nor_has_laplace_s() -> None:
+    x, y = torch.randn(30, 4), torch.randint(3, (30,))
+    model = byov.laplace(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (x, y), structure="diag")
+    assert byov.check(model, x, y, samples=4).moved is None

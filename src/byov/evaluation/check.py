@@ -57,7 +57,7 @@ class Check:
     Attributes:
         inputs: the number of inputs.
         samples: the number of draws.
-        moved: the median |log σ − log σ₀| of the Gaussians; None if there are none, or if SWAG measured σ.
+        moved: the median |log σ − log σ₀| of the Gaussians; None if there are none, or if σ was not trained.
         snr: the median |μ|/σ of all weights with σ > 0.
         entropy: the entropy of the mean over draws, in nats, averaged over the inputs.
         mutual_information: the part of the entropy that comes from differences between the draws, in nats.

@@ -46,7 +46,7 @@ class BayesianModule(Transparent):
 
     q: nn.ModuleList
     sigma_is_trained: bool = True
-    """Whether σ started somewhere and is moved by training; not so for `byov.SWAG`, which measures it."""
+    """False if σ was computed, not trained (`byov.SWAG`, `byov.laplace`): it has no start to have moved from."""
 
     def __init__(self, net: nn.Module, factors: list[Factor], prior: Prior, shared_draw: bool, keys: list[str]) -> None:
         super().__init__()

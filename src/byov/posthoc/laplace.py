@@ -186,6 +186,7 @@ def _fitted(
     own = {f"{name}.{leaf}" if name else leaf for leaf in ("weight", "bias")}
     rules = {lambda parameter, *_: parameter in own: family}
     model = bayesianize(net, rules, prior=Normal(0.0, precision**-0.5))
+    model.sigma_is_trained = False
     _write(model.factors[0], values + precision, spectrum.vectors)
     vars(model)["evidence"] = evidence
     return model.eval()

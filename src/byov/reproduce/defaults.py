@@ -133,8 +133,8 @@ def judged(sets: dict[str, Readings]) -> Iterator[Comparison]:
             counts[f"{score}, {verdict}"] += 1
             yield Comparison(f"{name}: {score}, {DEFAULT} − plain", gain, None, known(error), verdict)
         gain, error = difference(found, DEFAULT, "plain + temperature", "shifted_nll")
-        counts[f"temperature, {worded(gain, error)}"] += 1
         verdict = worded(gain, error)
+        counts[f"temperature, {verdict}"] += 1
         yield Comparison(f"{name}: shifted_nll, {DEFAULT} − temperature", gain, None, known(error), verdict)
     for what, count in sorted(counts.items()):
         yield Comparison(f"sets: {what}", count)

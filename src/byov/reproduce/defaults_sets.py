@@ -42,7 +42,7 @@ COUNTS = {"cifar10-small": (5000, 1000), "cifar100-small": (5000, 1000), "flower
 USUAL_COUNTS = (2000, 1000)
 """The training and test sizes of the sets that are larger, the same for all methods; digits are used whole."""
 SIDES = {"fashion-mnist": 14, "cifar10-small": 16, "cifar100-small": 16, "flowers": 96}
-PRETRAINED = "tf_efficientnet_lite0"
+EFFICIENTNET = "tf_efficientnet_lite0"
 WORDS = 5000
 """The size of the vocabulary."""
 MISSING, NOISE, HELD = 0.5, 0.5, 0.1
@@ -106,7 +106,7 @@ def _task(place: Place) -> Task:
     moves: tuple[Move, ...] = (_without_words,) if texts else IMAGE_MOVES
     classes = int(max(y.max(), test_y.max())) + 1
     if place.name == "flowers":
-        network = partial(Pretrained, classes, data_root(place.root))
+        network = partial(EfficientNet, classes, data_root(place.root))
         network()  # raises without its weights, before any training
         return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, network, pretrained=True))
     return _cut(x, y, place.split, Task(x, y, x, y, test_x, test_y, moves, lambda: _network(x, classes)))
@@ -157,17 +157,17 @@ def _images(name: str, root: str | Path | None) -> tuple[Tensor, Tensor, Tensor,
     return parts[0], parts[1], parts[2], parts[3]
 
 
-class Pretrained(nn.Module):
+class EfficientNet(nn.Module):
     """EfficientNet-Lite0 with ImageNet's weights and a new output layer, for pixels in [0, 1]."""
 
     def __init__(self, classes: int, root: Path) -> None:
         super().__init__()
-        file = root / f"{PRETRAINED}.safetensors"
+        file = root / f"{EFFICIENTNET}.safetensors"
         if file.is_file():
             source = {"file": str(file)}
-            net = timm.create_model(PRETRAINED, pretrained=True, pretrained_cfg_overlay=source, num_classes=classes)
+            net = timm.create_model(EFFICIENTNET, pretrained=True, pretrained_cfg_overlay=source, num_classes=classes)
         else:
-            net = create(f"timm:{PRETRAINED}", classes, pretrained=True)
+            net = create(f"timm:{EFFICIENTNET}", classes, pretrained=True)
         self.net = net.to(memory_format=torch.channels_last)  # faster on a CPU, too
 
     def forward(self, x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from byov.prediction.result import Prediction
 from byov.ssl.classifiers import LinearProbe, held_out
 from byov.ssl.features import Encoder, ImageOptions
 from byov.ssl.learner import Learner
-from byov.ssl.probe import FIT, REFERENCE, TEMPER, Labelled, Probe, Scores, labelled_images, shift
+from byov.ssl.probe import FIT, TEMPER, Labelled, Probe, Scores, labelled_images, shift, some_images
 from byov.ssl.views import UNIFORMS, View, crop, parameters
 from byov.train.schedules import warmup_cosine
 
@@ -162,7 +162,7 @@ def linear_evaluation(
     held = held_out(len(images), s.holdout, s.seed, None)
     trained = _train(encoders, (images, labels, classes), held, s, report or (lambda *_: None), options)
     kept = images[held.to(images.device)], labels[held.to(labels.device)]
-    reference = images[(~held).nonzero()[:, 0].to(images.device)][:REFERENCE]
+    reference = some_images(images, s.seed)
     found = {}
     for name, encoder in encoders.items():
         heads, draws = trained[name], s.draws_read if name == DRAWN else None

@@ -3,8 +3,8 @@
 A head for prediction under draws is also fitted under draws: its training features come from separate draws, each
 example once per draw, and its probabilities are averaged over the draws at prediction.
 
-A draw moves the features of all images together, by a vector that can be longer than the features' own spread: the
-projector begins with a BatchNorm, which removes it, so nothing in pretraining keeps it short. A probe has no BatchNorm.
+A draw moves the features of all images together, by a vector that can be longer than the features' own spread: BYOL's
+projector has a BatchNorm, which removes it, so nothing in pretraining keeps it short. A probe has no BatchNorm.
 So each draw's features are moved back, by their mean difference from μ over training images (`shift`).
 """
 
@@ -89,6 +89,11 @@ def shift(drawn: Tensor, at_mean: Tensor) -> Tensor:
     return (drawn - at_mean).mean(-2, keepdim=True)
 
 
+def some_images(images: Tensor, seed: int) -> Tensor:
+    """Return images for measuring shifts, chosen at random: a set may be sorted by class."""
+    return images[torch.randperm(len(images), generator=Generator().manual_seed(seed))[:REFERENCE].to(images.device)]
+
+
 def fit_heads(
     train: Tensor, labels: Tensor, classes: int | None, s: ProbeSettings, groups: Tensor | None = None
 ) -> dict[str, Head]:
@@ -150,8 +155,7 @@ class Probe:
         groups = min(s.groups, len(images))
         drawn = grouped_draws(encoder, images, s.draws_fit, groups, probe._generator(FIT), **options)
         if s.recentre:
-            some = torch.randperm(len(images), generator=Generator().manual_seed(s.seed))[:REFERENCE]
-            probe.reference = images[some.to(images.device)]
+            probe.reference = some_images(images, s.seed)
             for group in range(groups):
                 drawn[:, group::groups] -= shift(drawn[:, group::groups], at_mean[group::groups])
         probe.under_draws = fit_heads(drawn, labels, classes, s, torch.arange(len(images)) % groups)

@@ -43,7 +43,7 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "gain": ("gaussian", "dropout", "dropconnect", *_COMPONENTS),
 }
 """The families that use a setting; a recipe may contain settings of several families."""
-_OF_THE_KL = ("beta_start", "beta_end", "beta_schedule", "kl_scale", "prior_std")
+_WEIGH_THE_KL = ("beta_start", "beta_end", "beta_schedule", "kl_scale", "prior_std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,12 +226,10 @@ class FamilyConfig(ObjectiveConfig):
         """Return the non-default settings that none of the chosen families uses."""
         default, used = FamilyConfig(), {self.family, self.output_family}
         changed = [each.name for each in fields(self) if getattr(self, each.name) != getattr(default, each.name)]
-        free = self.family == "swag" and self.penalty == "kl" and not self.points  # there is nothing that β could weigh
-        return [
-            f"posterior.{name}"
-            for name in changed
-            if not used & set(_TAKEN_BY.get(name, used)) or (free and name in _OF_THE_KL)
-        ]
+        unused = {name for name in changed if not used & set(_TAKEN_BY.get(name, used))}
+        if self.family == "swag" and self.penalty == "kl" and not self.points:  # there is no KL
+            unused |= set(changed) & set(_WEIGH_THE_KL)
+        return [f"posterior.{name}" for name in changed if name in unused]
 
     def note(self) -> str:
         """Return a sentence that lists unused settings, or ""."""
