@@ -209,3 +209,23 @@ def test_bad_input_gets_a_sentence(train: Labelled, test: Labelled) -> None:
     few = train[1] < 3
     with pytest.raises(ValueError, match="reach 9, but the training set has 3"):
         linear_evaluation(encoder(), (train[0][few], train[1][few]), test, SETTINGS, **NORMALISE)
+
+
+def test_a_shift_of_all_images_changes_neither_the_rate_nor_the_scores(train: Labelled, test: Labelled) -> None:
+    """With a posterior over the last bias alone, draws move all features together: under draws is at μ."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(16))
+            self.register_buffer("mix", torch.randn(64, 16, generator=Generator().manual_seed(0)) / 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) @ self.mix + self.shift
+
+    model = byov.bayesianize(Shifted(), byov.Gaussian(log_var=4.0))  # wider than the features
+    found = linear_evaluation(model, train, test, SETTINGS, **NORMALISE)
+    at_mean, drawn = found["student"], found["student_draws"]
+    assert drawn.held_out == pytest.approx(at_mean.held_out)
+    assert drawn.temperature == pytest.approx(at_mean.temperature, rel=0.01)
+    torch.testing.assert_close(drawn.prediction.mean, at_mean.prediction.mean, atol=1e-3, rtol=0)
